@@ -1,0 +1,329 @@
+// Everything the ops' *_op.cc share that knows Paddle: argument checks, outputs, streams, error types.
+#pragma once
+
+// pybind11 and the three functions below, not paddle/utils/pybind.h: that header of Paddle 3.3 pulls in cuBLAS where it is
+// a GPU build, which a machine with nvcc alone lacks.
+#include <pybind11/pybind11.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/overlap.h"
+#include "common/row_space.h"
+#include "paddle/phi/api/all.h"
+#include "paddle/phi/core/dense_tensor.h"
+#include "paddle/phi/core/enforce.h"
+
+#ifdef PADDLE_GATED_OPS_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace paddle {
+namespace pybind {
+bool PyCheckTensor(PyObject* obj);
+paddle::Tensor& CastPyArg2Tensor(PyObject* obj, Py_ssize_t arg_pos);
+PyObject* ToPyObject(const paddle::Tensor& value, bool return_py_none_if_not_initialize);
+}  // namespace pybind
+}  // namespace paddle
+
+namespace paddle_gated_ops {
+
+namespace py = pybind11;
+
+// ---- Errors. Checks throw ArgumentError; the eager entry turns it into Python's type, a registered op into Paddle's.
+
+class ArgumentError : public std::exception {
+ public:
+  enum Kind { kType, kValue };
+  ArgumentError(Kind kind, std::string message) : kind(kind), message_(std::move(message)) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+  const Kind kind;
+
+ private:
+  std::string message_;
+};
+
+template <typename... Parts>
+std::string Text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+[[noreturn]] inline void ThrowValueError(const std::string& message) {
+  throw ArgumentError(ArgumentError::kValue, message);
+}
+[[noreturn]] inline void ThrowTypeError(const std::string& message) {
+  throw ArgumentError(ArgumentError::kType, message);
+}
+
+// A kernel could not be launched.
+class LaunchError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The body of an eager entry: errors as TypeError and ValueError, prefixed with the function's name.
+template <typename Body>
+py::object WithPythonErrors(const char* function, const Body& body) {
+  try {
+    return body();
+  } catch (const ArgumentError& error) {
+    const std::string message = Text(function, ": ", error.what());
+    if (error.kind == ArgumentError::kType) throw py::type_error(message);
+    throw py::value_error(message);
+  }
+}
+
+// The body of a registered op's kernel or infer function: Paddle lets only its own exception reach Python.
+template <typename Body>
+auto WithPaddleErrors(const char* function, const Body& body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const ArgumentError& error) {
+    PADDLE_THROW(phi::errors::InvalidArgument("%s: %s", function, error.what()));
+  } catch (const LaunchError& error) {
+    PADDLE_THROW(phi::errors::External("%s", error.what()));
+  }
+}
+
+// ---- Shapes
+
+constexpr int64_t kUnknown = -1;  // a dimension that a graph does not know yet
+
+struct Dims {
+  int rank = 0;
+  int64_t at[kMaxViewDims] = {};
+
+  Dims() = default;
+  Dims(std::initializer_list<int64_t> sizes) {
+    for (const int64_t size : sizes) at[rank++] = size;
+  }
+  int64_t last() const { return at[rank - 1]; }
+  int64_t numel() const {
+    int64_t product = 1;
+    for (int d = 0; d < rank; ++d) product *= at[d];
+    return product;
+  }
+  std::vector<int64_t> vector() const { return {at, at + rank}; }
+};
+
+template <typename Sizes>
+Dims MakeDims(const char* name, const Sizes& sizes, int rank) {
+  if (rank > kMaxViewDims) ThrowValueError(Text(name, " must have at most ", kMaxViewDims, " dimensions, but has ", rank));
+  Dims dims;
+  for (int d = 0; d < rank; ++d) dims.at[dims.rank++] = sizes[d];
+  return dims;
+}
+
+inline std::string ToString(const Dims& dims) {
+  std::ostringstream out;
+  for (int d = 0; d < dims.rank; ++d) out << (d == 0 ? "[" : ", ") << dims.at[d];
+  out << (dims.rank == 0 ? "[]" : "]");
+  return out.str();
+}
+
+// Equal as far as both are known.
+inline bool Matches(const Dims& a, const Dims& b) {
+  bool equal = a.rank == b.rank;
+  for (int d = 0; d < a.rank && equal; ++d) equal = a.at[d] == b.at[d] || a.at[d] == kUnknown || b.at[d] == kUnknown;
+  return equal;
+}
+
+inline void CheckShape(const char* name, const Dims& shape, const Dims& expected, const char* meaning) {
+  if (!Matches(shape, expected)) {
+    ThrowValueError(Text(name, " must have shape ", ToString(expected), " (", meaning, "), but has ", ToString(shape)));
+  }
+}
+
+// ---- Tensors
+
+// A tensor argument, its metadata read once.
+struct Argument {
+  const char* name;
+  const paddle::Tensor* tensor;
+  Dims shape;
+  Dims strides;  // elements
+  paddle::DataType dtype;
+  phi::Place place;
+  bool has_place;  // an empty tensor may have no memory, and then no place
+  void* data;      // null for an empty tensor
+
+  template <typename T>
+  T* Data() const {
+    return static_cast<T*>(data);
+  }
+  MemoryView Memory() const {
+    MemoryView view = {static_cast<const char*>(data), int64_t(phi::SizeOf(dtype)), shape.rank, {}, {}};
+    std::copy(shape.at, shape.at + shape.rank, view.sizes);
+    std::copy(strides.at, strides.at + shape.rank, view.strides);
+    return view;
+  }
+};
+
+inline Argument ReadTensor(const char* name, const paddle::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_dense_tensor()) ThrowValueError(Text(name, " must be a dense tensor with memory"));
+  const auto& dense = static_cast<phi::DenseTensor&>(*tensor.impl());
+  Argument argument = {};
+  argument.name = name;
+  argument.tensor = &tensor;
+  argument.shape = MakeDims(name, dense.dims(), dense.dims().size());
+  argument.dtype = dense.dtype();
+  const bool empty = argument.shape.numel() == 0;
+  if (!dense.initialized() && !empty) ThrowValueError(Text(name, " must be initialized, but has no memory"));
+  argument.has_place = dense.Holder() != nullptr;
+  if (argument.has_place) argument.place = dense.place();
+  if (!empty) argument.data = const_cast<void*>(dense.data());
+  if (dense.strides().size() == argument.shape.rank) {
+    argument.strides = MakeDims(name, dense.strides(), argument.shape.rank);
+  } else {  // made without strides: contiguous
+    argument.strides.rank = argument.shape.rank;
+    int64_t stride = 1;
+    for (int d = argument.shape.rank - 1; d >= 0; --d) {
+      argument.strides.at[d] = stride;
+      stride *= argument.shape.at[d];
+    }
+  }
+  return argument;
+}
+
+inline void CheckDtype(const Argument& argument, std::initializer_list<paddle::DataType> allowed) {
+  std::ostringstream names;
+  for (const paddle::DataType dtype : allowed) {
+    if (argument.dtype == dtype) return;
+    names << (names.tellp() > 0 ? " or " : "") << phi::DataTypeToString(dtype);
+  }
+  ThrowValueError(
+      Text(argument.name, " must have dtype ", names.str(), ", but has ", phi::DataTypeToString(argument.dtype)));
+}
+
+inline bool IsSupportedPlace(const phi::Place& place) {
+#ifdef PADDLE_GATED_OPS_WITH_CUDA
+  if (place.GetType() == phi::AllocationType::GPU) return true;
+#endif
+  return place.GetType() == phi::AllocationType::CPU;
+}
+
+// The one place of all arguments; `fallback` where none has memory. Pinned memory and other devices are refused.
+inline phi::Place CheckPlaces(std::initializer_list<const Argument*> arguments, const phi::Place& fallback) {
+  const Argument* first = nullptr;
+  for (const Argument* argument : arguments) {
+    if (!argument->has_place) continue;
+    if (!IsSupportedPlace(argument->place)) {
+      ThrowValueError(Text(argument->name, " must be on the CPU or a GPU that paddle_gated_ops is built for, but is on ",
+                           argument->place.DebugString()));
+    }
+    if (first == nullptr) {
+      first = argument;
+    } else if (argument->place != first->place) {
+      ThrowValueError(Text(argument->name, " must be on ", first->place.DebugString(), " as ", first->name, " is, but is on ",
+                           argument->place.DebugString()));
+    }
+  }
+  return first != nullptr ? first->place : fallback;
+}
+
+// ---- Eager arguments
+
+inline std::string TypeName(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+
+inline paddle::Tensor& CheckTensor(const char* name, py::handle object) {
+  if (!paddle::pybind::PyCheckTensor(object.ptr())) {
+    ThrowTypeError(Text(name, " must be a paddle.Tensor, but is ", TypeName(object)));
+  }
+  return paddle::pybind::CastPyArg2Tensor(object.ptr(), 0);
+}
+
+inline bool CheckBool(const char* name, py::handle object) {
+  if (!PyBool_Check(object.ptr())) ThrowTypeError(Text(name, " must be a bool, but is ", TypeName(object)));
+  return object.ptr() == Py_True;
+}
+
+inline py::object ToPython(const paddle::Tensor& tensor) {
+  return py::reinterpret_steal<py::object>(paddle::pybind::ToPyObject(tensor, false));
+}
+
+// A leaf that wants a gradient must not be written while gradients are recorded: autograd would not know.
+inline void CheckNotTrainableLeaf(const char* name, py::handle object) {
+  static const py::handle is_grad_enabled = py::object(py::module_::import("paddle").attr("is_grad_enabled")).release();
+  if (!object.attr("stop_gradient").cast<bool>() && object.attr("is_leaf").cast<bool>() &&
+      is_grad_enabled().cast<bool>()) {
+    ThrowValueError(Text(name, " is a leaf with stop_gradient=False, which must not be written while gradients are "
+                               "enabled; pass a tensor with stop_gradient=True, or call under paddle.no_grad()"));
+  }
+}
+
+// Other Python threads run while the body computes. It must not touch Python objects.
+template <typename Body>
+auto WithoutGil(const Body& body) -> decltype(body()) {
+  const py::gil_scoped_release release;
+  return body();
+}
+
+// ---- Outputs
+
+inline bool PoisonOutputs() {
+  static const bool poison = [] {
+    const char* text = std::getenv("GATED_OPS_POISON_OUTPUTS");
+    return text != nullptr && std::strcmp(text, "1") == 0;
+  }();
+  return poison;
+}
+
+inline void* CurrentStream(const paddle::Tensor& tensor) {
+#ifdef PADDLE_GATED_OPS_WITH_CUDA
+  if (tensor.place().GetType() == phi::AllocationType::GPU) return tensor.stream();
+#endif
+  (void)tensor;
+  return nullptr;
+}
+
+#ifdef PADDLE_GATED_OPS_WITH_CUDA
+inline void CheckCuda(const char* function, int status) {
+  const auto error = cudaError_t(status);
+  if (error == cudaSuccess) return;
+  throw LaunchError(Text(function, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
+}
+#endif
+
+// Sets the bytes of `count` items that lie `pitch` bytes apart.
+inline void FillBytes(const paddle::Tensor& tensor, char* data, int64_t count, int64_t itemsize, int64_t pitch, int byte) {
+#ifdef PADDLE_GATED_OPS_WITH_CUDA
+  if (tensor.place().GetType() == phi::AllocationType::GPU) {
+    const auto stream = static_cast<cudaStream_t>(CurrentStream(tensor));
+    CheckCuda("memset", pitch == itemsize ? cudaMemsetAsync(data, byte, count * itemsize, stream)
+                                          : cudaMemset2DAsync(data, pitch, byte, itemsize, count, stream));
+    return;
+  }
+#endif
+  (void)tensor;
+  for (int64_t i = 0; i < count; ++i) std::memset(data + i * pitch, byte, itemsize);
+}
+
+// All bytes of a new tensor. 0 makes zeros, 0xff NaN in BF16 and FP32.
+inline void FillNewTensor(const paddle::Tensor& tensor, int byte) {
+  const Argument argument = ReadTensor("output", tensor);
+  const int64_t bytes = argument.shape.numel() * int64_t(phi::SizeOf(argument.dtype));
+  if (bytes > 0) FillBytes(tensor, argument.Data<char>(), 1, bytes, bytes, byte);
+}
+
+// Zeros in a vector of any stride.
+inline void FillZeros(const Argument& vector) {
+  const MemoryView view = WithPositiveStrides(vector.Memory());
+  FillBytes(*vector.tensor, const_cast<char*>(view.data), view.sizes[0], view.itemsize, view.strides[0] * view.itemsize, 0);
+}
+
+// A new tensor whose every element the caller is going to write. The tests set GATED_OPS_POISON_OUTPUTS=1, which shows
+// what a kernel leaves unwritten as NaN.
+inline paddle::Tensor AllocateOutput(const Dims& shape, paddle::DataType dtype, const phi::Place& place) {
+  paddle::Tensor tensor = paddle::empty(shape.vector(), dtype, place);
+  if (PoisonOutputs()) FillNewTensor(tensor, 0xff);
+  return tensor;
+}
+
+}  // namespace paddle_gated_ops

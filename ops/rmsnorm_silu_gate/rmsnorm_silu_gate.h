@@ -1,0 +1,75 @@
+// What the kernels of the gated RMSNorm backward are given, and their launchers. Stands alone: no Paddle.
+#pragma once
+
+#include "common/numerics.h"
+#include "common/row_space.h"
+
+namespace paddle_gated_ops {
+
+constexpr int kNormSize = 128;
+
+// The weight gradient sums rows in FP32 runs of kUnitRows rows at most, chunks of rows in FP64, and FP64 over the chunks.
+// A unit is what a GPU block takes at a time; chunks are whole units, as even as can be, and depend on `rows` alone.
+constexpr int kUnitRows = 16;
+#ifndef GATED_OPS_MAX_CHUNKS
+#define GATED_OPS_MAX_CHUNKS 528
+#endif
+constexpr int kMaxChunks = GATED_OPS_MAX_CHUNKS;
+
+GATED_OPS_INLINE int64_t UnitCount(int64_t rows) { return (rows + kUnitRows - 1) / kUnitRows; }
+
+// Never falls as rows grow, so that a workspace for more rows serves fewer.
+GATED_OPS_INLINE int ChunkCount(int64_t rows) {
+  const int64_t units = UnitCount(rows);
+  return units < kMaxChunks ? int(units) : kMaxChunks;
+}
+
+// The first unit of a chunk; ChunkBegin(rows, chunks) is the end. No product with rows: nothing overflows.
+GATED_OPS_INLINE int64_t ChunkBegin(int64_t units, int chunks, int chunk) {
+  const int64_t even = units / chunks, rest = units % chunks;
+  return even * chunk + (chunk < rest ? chunk : rest);
+}
+
+struct RmsNormSiluGateBwdParams {
+  RowSpace space;  // the rows
+  float eps;
+  // Inputs
+  RowView<const Bf16> output_grad;  // [rows, 128], grad_out
+  RowView<const Bf16> x;            // [rows, 128]
+  RowView<const Bf16> gate;         // [rows, 128], z
+  const Bf16* weight;               // [128]
+  int64_t weight_stride;
+  // Outputs
+  RowView<Bf16> x_grad;     // [rows, 128]
+  RowView<Bf16> gate_grad;  // [rows, 128]
+  // The weight gradient, [128], BF16 or FP32; both null where it is not wanted
+  Bf16* weight_grad_bf16;
+  float* weight_grad_fp32;
+  int64_t weight_grad_stride;
+  bool accumulate_weight_grad;  // add to what is there, before the one rounding
+  double* chunk_sums;           // [ChunkCount(rows), 128], 8-byte aligned scratch, written before it is read
+};
+
+// The bytes of a workspace that holds chunk_sums wherever its 4-byte aligned memory begins.
+GATED_OPS_INLINE int64_t WorkspaceBytes(int64_t rows) {
+  return int64_t(ChunkCount(rows)) * kNormSize * int64_t(sizeof(double)) + 4;
+}
+
+// One column of the weight gradient, from the FP64 sum over all rows.
+GATED_OPS_INLINE void StoreWeightGrad(const RmsNormSiluGateBwdParams& p, int column, double sum) {
+  const int64_t at = column * p.weight_grad_stride;
+  if (p.weight_grad_bf16 != nullptr) {
+    const double before = p.accumulate_weight_grad ? double(Bf16ToFloat(p.weight_grad_bf16[at])) : 0.0;
+    p.weight_grad_bf16[at] = DoubleToBf16(before + sum);
+  } else {
+    const double before = p.accumulate_weight_grad ? double(p.weight_grad_fp32[at]) : 0.0;
+    p.weight_grad_fp32[at] = float(before + sum);
+  }
+}
+
+void LaunchRmsNormSiluGateBwdCpu(const RmsNormSiluGateBwdParams& params);
+
+// On `stream` of GPU `device`. Returns the launches' cudaError_t; 0 is success.
+int LaunchRmsNormSiluGateBwdCuda(const RmsNormSiluGateBwdParams& params, int device, void* stream);
+
+}  // namespace paddle_gated_ops

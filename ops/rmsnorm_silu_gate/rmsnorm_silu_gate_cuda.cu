@@ -1,0 +1,180 @@
+#include "common/launch.cuh"
+#include "common/reduce.cuh"
+#include "common/vector.cuh"
+#include "rmsnorm_silu_gate/rmsnorm_silu_gate.h"
+#include "rmsnorm_silu_gate/rmsnorm_silu_gate_math.h"
+
+namespace paddle_gated_ops {
+namespace {
+
+using Params = RmsNormSiluGateBwdParams;
+
+// A block takes a chunk of rows, a unit of 16 rows at a time: 16 lanes a row, 8 columns a lane.
+constexpr int kLanes = kNormSize / kVectorColumns;
+constexpr int kBlockThreads = kUnitRows * kLanes;
+#ifndef GATED_OPS_MIN_BLOCKS
+#define GATED_OPS_MIN_BLOCKS 3
+#endif
+// Blocks that a multiprocessor must be able to hold: 3 leave a thread 80 registers, and nothing spills. Indexing several
+// leading dimensions needs more.
+constexpr int MinBlocks(bool vector, bool one_dim) { return one_dim ? GATED_OPS_MIN_BLOCKS : vector ? 2 : 1; }
+#ifndef GATED_OPS_FLUSH_UNITS
+#define GATED_OPS_FLUSH_UNITS 16
+#endif
+constexpr int kFlushUnits = GATED_OPS_FLUSH_UNITS;  // FP32 additions in sequence before FP64 takes over
+
+// What one lane reads of one row.
+struct RowBits {
+  Bf16x8 output_grad, x, gate;
+};
+
+template <bool kVector, bool kOneDim>
+__device__ __forceinline__ RowBits LoadRowBits(const Params& p, int64_t row, int column) {
+  RowBits bits = {};
+  if (row < p.space.rows) {
+    const RowIndex index = MakeRowIndex<kOneDim>(p.space, row);
+    const auto load = [&](const auto& view) {
+      return Load8<kVector>(RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, kNormSize);
+    };
+    bits = {load(p.output_grad), load(p.x), load(p.gate)};
+  }
+  return bits;
+}
+
+// [rows, 128] x 3 -> [rows, 128] x 2 and chunk_sums [chunks, 128]: every element is read once and written once.
+template <bool kVector, bool kOneDim, bool kWeightGrad>
+__global__ void __launch_bounds__(kBlockThreads, MinBlocks(kVector, kOneDim))
+    RmsNormSiluGateBwdKernel(const __grid_constant__ Params p) {
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
+  const int column = lane * kVectorColumns;
+  const int64_t units = UnitCount(p.space.rows);
+  const int64_t begin = ChunkBegin(units, gridDim.x, blockIdx.x), end = ChunkBegin(units, gridDim.x, blockIdx.x + 1);
+
+  float weight[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) weight[i] = Bf16ToFloat(p.weight[(column + i) * p.weight_stride]);
+
+  // Each thread has its own slots; [i][lane] keeps them free of bank conflicts.
+  __shared__ double sums[kWeightGrad ? kUnitRows : 1][kVectorColumns][kLanes];
+  float weight_terms[8] = {};
+  if (kWeightGrad) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[group][i][lane] = 0.0;
+  }
+  const auto flush = [&] {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      sums[group][i][lane] += double(weight_terms[i]);
+      weight_terms[i] = 0.0f;
+    }
+  };
+
+  RowBits next = LoadRowBits<kVector, kOneDim>(p, begin * kUnitRows + group, column);
+  int until_flush = kFlushUnits;
+  for (int64_t unit = begin; unit < end; ++unit) {  // the same bounds for the whole block: the shuffles need each lane
+    const RowBits bits = next;
+    const int64_t row = unit * kUnitRows + group;
+    if (unit + 1 < end) next = LoadRowBits<kVector, kOneDim>(p, row + kUnitRows, column);
+    const bool active = row < p.space.rows;
+
+    float x[8], output_grad[8], gate[8];
+    Unpack(bits.x, x), Unpack(bits.output_grad, output_grad), Unpack(bits.gate, gate);
+    float squares[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) squares[i] = x[i] * x[i];
+    const float mean_square = GroupSum(TreeSum8(squares), kLanes) * (1.0f / kNormSize);
+    const float rstd = rsqrtf(mean_square + p.eps);
+
+    float n[8], weighted[8], projection[8], gate_grad[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      n[i] = x[i] * rstd;
+      const GatedNormTerms terms = GatedNormBackward(output_grad[i], n[i], gate[i], weight[i]);
+      weighted[i] = terms.weighted;
+      projection[i] = terms.projection;
+      gate_grad[i] = terms.gate_grad;
+      if (kWeightGrad && active) weight_terms[i] += terms.weight_term;
+    }
+    const float mean_projection = GroupSum(TreeSum8(projection), kLanes) * (1.0f / kNormSize);
+    float x_grad[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x_grad[i] = GatedNormInputGrad(weighted[i], n[i], mean_projection, rstd);
+
+    if (active) {
+      const RowIndex index = MakeRowIndex<kOneDim>(p.space, row);
+      const auto store = [&](const auto& view, const float(&values)[8]) {
+        Store8<kVector>(Pack(values), RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, kNormSize);
+      };
+      store(p.x_grad, x_grad);
+      store(p.gate_grad, gate_grad);
+    }
+    if (kWeightGrad && --until_flush == 0) {
+      flush();
+      until_flush = kFlushUnits;
+    }
+  }
+
+  if (kWeightGrad) {
+    flush();
+    __syncthreads();
+    if (threadIdx.x < kNormSize) {
+      const int own_column = threadIdx.x;
+      double sum = 0.0;
+      for (int g = 0; g < kUnitRows; ++g) sum += sums[g][own_column % kVectorColumns][own_column / kVectorColumns];
+      if (gridDim.x == 1) {
+        StoreWeightGrad(p, own_column, sum);
+      } else {
+        p.chunk_sums[int64_t(blockIdx.x) * kNormSize + own_column] = sum;
+      }
+    }
+  }
+}
+
+// chunk_sums [chunks, 128] -> the weight gradient. A block takes 8 columns; its 32 warps-wide segments take every 32nd
+// chunk each, and a tree adds the segments.
+constexpr int kSumColumns = 8;
+constexpr int kSumSegments = 32;
+
+__global__ void __launch_bounds__(kSumColumns* kSumSegments) SumChunksKernel(const __grid_constant__ Params p) {
+  const int chunks = ChunkCount(p.space.rows);
+  const int column = blockIdx.x * kSumColumns + threadIdx.x % kSumColumns;
+  const int segment = threadIdx.x / kSumColumns;
+  double sum = 0.0;
+#pragma unroll 8
+  for (int chunk = segment; chunk < chunks; chunk += kSumSegments) {
+    sum += p.chunk_sums[int64_t(chunk) * kNormSize + column];
+  }
+  __shared__ double sums[kSumSegments][kSumColumns];
+  sums[segment][threadIdx.x % kSumColumns] = sum;
+  for (int half = kSumSegments / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (segment < half) {
+      sums[segment][threadIdx.x % kSumColumns] += sums[segment + half][threadIdx.x % kSumColumns];
+    }
+  }
+  if (segment == 0) StoreWeightGrad(p, column, sums[0][threadIdx.x]);
+}
+
+constexpr void (*kKernels[2][2][2])(Params) = {  // [16-byte accesses][one leading dimension][weight gradient]
+    {{RmsNormSiluGateBwdKernel<false, false, false>, RmsNormSiluGateBwdKernel<false, false, true>},
+     {RmsNormSiluGateBwdKernel<false, true, false>, RmsNormSiluGateBwdKernel<false, true, true>}},
+    {{RmsNormSiluGateBwdKernel<true, false, false>, RmsNormSiluGateBwdKernel<true, false, true>},
+     {RmsNormSiluGateBwdKernel<true, true, false>, RmsNormSiluGateBwdKernel<true, true, true>}}};
+
+}  // namespace
+
+int LaunchRmsNormSiluGateBwdCuda(const RmsNormSiluGateBwdParams& p, int device, void* stream) {
+  const DeviceGuard guard(device);
+  if (guard.status() != cudaSuccess) return guard.status();
+  const auto aligned = [&](const auto& view) { return IsVectorAligned(p.space, view); };
+  const bool vector =
+      aligned(p.output_grad) && aligned(p.x) && aligned(p.gate) && aligned(p.x_grad) && aligned(p.gate_grad);
+  const bool weight_grad = p.chunk_sums != nullptr;
+  const int chunks = ChunkCount(p.space.rows);
+  const cudaError_t status =
+      LaunchKernel(kKernels[vector][p.space.ndim == 1][weight_grad], dim3(chunks), dim3(kBlockThreads), p, stream);
+  if (status != cudaSuccess || !weight_grad || chunks == 1) return status;
+  return LaunchKernel(SumChunksKernel, dim3(kNormSize / kSumColumns), dim3(kSumColumns * kSumSegments), p, stream);
+}
+
+}  // namespace paddle_gated_ops

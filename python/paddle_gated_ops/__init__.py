@@ -1,0 +1,15 @@
+"""Fused backward ops of gated activations for Paddle, on CPU and GPU.
+
+    import paddle_gated_ops.incubate.nn.functional as F
+    do1, probs_grad, o2_s = F.fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs)
+    grad_x, grad_z, grad_weight = F.cake_rmsnorm_silu_gate_train_backward(grad_out, x, z, weight)
+
+``run_check()`` tells whether both are right on the machine at hand.
+"""
+
+from . import incubate
+from ._run_check import run_check
+from ._threads import get_num_threads, set_num_threads
+from ._version import __version__
+
+__all__ = ["__version__", "get_num_threads", "incubate", "run_check", "set_num_threads"]

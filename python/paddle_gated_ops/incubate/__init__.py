@@ -1,0 +1,5 @@
+"""Named as paddle.incubate is."""
+
+from . import nn
+
+__all__ = ["nn"]
