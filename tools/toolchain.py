@@ -92,13 +92,17 @@ def find_nvcc():
     # nvcc says itself where its toolkit lies; its path does not, where it is a link or a wrapper script.
     report = run([path, "--dryrun", "-E", "-x", "cu", os.devnull]).stdout
     lines = dict(re.findall(r"^#\$ (\w+)= ?(.*)$", report, re.M))
-    words = shlex.split(lines.get("INCLUDES", "")) + shlex.split(lines.get("LIBRARIES", ""))
+
+    def folders(*names):
+        words = shlex.split(" ".join(lines.get(name, "") for name in names))
+        return [os.path.realpath(re.sub("^-[IL]", "", w)) for w in words if w != "-isystem" and not w.endswith("/stubs")]
+
     return SimpleNamespace(
         path=path,
         version=run([path, "--version"]).stdout,
         home=os.path.realpath(lines.get("TOP") or os.path.join(os.path.dirname(os.path.realpath(path)), "..")),
-        include_dirs=[os.path.realpath(w[2:]) for w in words if w.startswith("-I")],
-        library_dirs=[os.path.realpath(w[2:]) for w in words if w.startswith("-L") and not w.endswith("/stubs")],
+        include_dirs=folders("INCLUDES", "SYSTEM_INCLUDES"),  # the latter has CUDA 13's Thrust, which Paddle includes
+        library_dirs=folders("LIBRARIES"),
         codes=set(codes.stdout.split()),
     )
 

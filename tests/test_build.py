@@ -1,0 +1,464 @@
+"""The package's promises: what is built and shipped, how a build fails, and the layer rule of the sources.
+
+Builds run on stand-in projects: this checkout's setup.py, pyproject.toml and tools/toolchain.py over a module of a few
+lines, most of them with a stand-in Paddle, which takes a GPU build and a missing Paddle into reach.
+"""
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OPS = ROOT / "ops"
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.name.split(".")[0], path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+setup_py = load(ROOT / "setup.py")
+toolchain = setup_py.toolchain
+
+
+# ---- Stand-ins
+
+MODULE_CC = """
+#include <Python.h>
+#include "tiny/tiny.h"
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr};
+PyMODINIT_FUNC PyInit__C() {
+  PyObject* module = PyModule_Create(&definition);
+  PyModule_AddIntConstant(module, "cpu", CpuValue());
+#ifdef PADDLE_GATED_OPS_WITH_CUDA
+  PyModule_AddIntConstant(module, "cuda", CudaValue());
+#endif
+  return module;
+}
+"""
+
+PADDLE = """
+class version:
+    full_version, commit = "0.0", "stand-in"
+def is_compiled_with_cuda():
+    return {cuda}
+def is_compiled_with_rocm():
+    return False
+"""
+
+PADDLE_EXTENSION = """
+import os, sysconfig, setuptools
+def CppExtension(sources, include_dirs, extra_compile_args):
+    extension = setuptools.Extension("x", sources, include_dirs=[*include_dirs, sysconfig.get_path("include")])
+    extension.extra_compile_args = extra_compile_args
+    return extension
+def CUDAExtension(**arguments):
+    assert "PADDLE_CUDA_ARCH_LIST" not in os.environ, "Paddle 3.3 parses it, and rejects some of it"
+    print("CUDAExtension sees CUDA_HOME", os.environ["CUDA_HOME"])
+    return CppExtension(**arguments)
+"""
+
+# Compiles CUDA sources that are plain C++.
+NVCC = """#!/bin/sh
+case "$*" in
+*--list-gpu-code*) echo sm_75 sm_80 sm_90 compute_90;;
+*--dryrun*) echo '#$ TOP={home}/bin/..' >&2; echo '#$ INCLUDES="-I{home}/include"' >&2;;
+*--version*) echo stand-in;;
+*) while [ $# -gt 0 ]; do case $1 in -c) source=$2;; -o) object=$2;; esac; shift; done
+   c++ -x c++ -std=c++17 -fPIC -Iops -c $source -o $object;;
+esac
+"""
+
+
+def write(path, text, mode=0o644):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = tmp_path / "project"
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "tools/toolchain.py", "python/paddle_gated_ops/_version.py"):
+        write(folder / name, (ROOT / name).read_text())
+    write(folder / "python/paddle_gated_ops/__init__.py", "")
+    write(folder / "README.md", "A stand-in.\n")
+    write(folder / "ops/module.cc", MODULE_CC)
+    write(folder / "ops/tiny/tiny.h", "constexpr int kValue = 1;\nint CpuValue();\nint CudaValue();\n")
+    write(folder / "ops/tiny/tiny_cpu.cc", '#include "tiny/tiny.h"\nint CpuValue() { return kValue; }\n')
+    write(folder / "ops/tiny/tiny_cuda.cu", '#include "tiny/tiny.h"\nint CudaValue() { return 10 * kValue; }\n')
+    return folder
+
+
+@pytest.fixture
+def cpu_paddle(tmp_path):
+    write(tmp_path / "cpu/paddle/__init__.py", PADDLE.format(cuda=False))
+    write(tmp_path / "cpu/paddle/utils/cpp_extension.py", PADDLE_EXTENSION)
+    return {"PYTHONPATH": str(tmp_path / "cpu")}
+
+
+@pytest.fixture
+def gpu_paddle(tmp_path):
+    write(tmp_path / "gpu/paddle/__init__.py", PADDLE.format(cuda=True))
+    write(tmp_path / "gpu/paddle/utils/cpp_extension.py", PADDLE_EXTENSION)
+    return {"PYTHONPATH": str(tmp_path / "gpu")}
+
+
+@pytest.fixture
+def no_paddle(tmp_path):
+    write(tmp_path / "none/paddle.py", "raise ModuleNotFoundError(\"No module named 'paddle'\")\n")
+    return {"PYTHONPATH": str(tmp_path / "none")}
+
+
+def python(folder, *arguments, **variables):
+    settings = ("CXX", "CXXFLAGS", "LDFLAGS", "CUDA_HOME", "CUDA_PATH", "PADDLE_CUDA_ARCH_LIST", "MAX_JOBS")
+    env = {name: value for name, value in os.environ.items() if name not in settings}
+    return subprocess.run([sys.executable, *arguments], cwd=folder, env={**env, **variables}, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=280)
+
+
+def build_wheel(folder, **variables):
+    """(pip's result, the wheel if there is one)"""
+    shutil.rmtree(folder / "dist", ignore_errors=True)
+    done = python(folder, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps", "--no-index", "-w", "dist", ".",
+                  **variables)
+    wheels = list(folder.glob("dist/*.whl"))
+    assert (done.returncode == 0) == (len(wheels) == 1), done.stdout
+    return done, wheels[0] if wheels else None
+
+
+def build_editable(folder, **variables):
+    hook = "from setuptools import build_meta; build_meta.build_editable('.')"
+    return python(folder, "-c", hook, **variables)
+
+
+def names_of(wheel):
+    return sorted(zipfile.ZipFile(wheel).namelist())
+
+
+def library_of(wheel):
+    """The library in a wheel that was built with a stand-in Paddle, loaded."""
+    folder = wheel.parent.parent / f"unpacked-{wheel.stat().st_mtime_ns}"
+    zipfile.ZipFile(wheel).extractall(folder)
+    library, = folder.glob("paddle_gated_ops/_C.*.so")
+    return load(library)
+
+
+def assert_fails_with(done, *words):
+    """One sentence that holds the words, and no traceback."""
+    assert done.returncode != 0, done.stdout
+    assert "Traceback" not in done.stdout, done.stdout
+    sentences = [line for line in done.stdout.splitlines() if line.strip().startswith("error: ")]
+    assert any(all(word in sentence for word in words) for sentence in sentences), done.stdout
+
+
+# ---- A build that works
+
+def test_wheel_holds_the_library_and_the_python_files_only(project):
+    shutil.rmtree(project / "python")
+    shutil.copytree(ROOT / "python", project / "python", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
+    write(project / "tests/test_x.py", "")
+    done, wheel = build_wheel(project)  # with the real Paddle
+    assert wheel, done.stdout
+    names = [name for name in names_of(wheel) if ".dist-info/" not in name]
+    sources = [path.relative_to(project / "python").as_posix() for path in project.glob("python/**/*.py")]
+    libraries = [name for name in names if re.fullmatch(r"paddle_gated_ops/_C\.[\w.-]*so", name)]
+    assert names == sorted(sources + libraries)
+    assert len(libraries) == 1
+    version = load(ROOT / "python/paddle_gated_ops/_version.py").__version__
+    assert wheel.name.startswith(f"paddle_gated_ops-{version}-cp")
+    # The sources for a GPU are not built for a CPU build of Paddle.
+    import paddle
+
+    assert ("tiny_cuda" in done.stdout) == paddle.is_compiled_with_cuda()
+
+
+def test_a_removed_module_is_not_shipped_from_the_old_build_folder(project, cpu_paddle):
+    extra = write(project / "python/paddle_gated_ops/extra.py", "")
+    assert "paddle_gated_ops/extra.py" in names_of(build_wheel(project, **cpu_paddle)[1])
+    extra.unlink()
+    assert "paddle_gated_ops/extra.py" not in names_of(build_wheel(project, **cpu_paddle)[1])
+
+
+def test_sdist_needs_no_paddle_and_builds(project, cpu_paddle, no_paddle, tmp_path):
+    write(project / "ops/tiny/README.md", "math")
+    write(project / "ops/tiny/tiny.cuh", "")
+    done = python(project, "-c", "from setuptools import build_meta; build_meta.build_sdist('dist')", **no_paddle)
+    assert done.returncode == 0, done.stdout
+    archive, = project.glob("dist/*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path / "sdist")
+    unpacked, = (tmp_path / "sdist").iterdir()
+    for path in project.glob("ops/**/*.*"):
+        assert (unpacked / path.relative_to(project)).is_file()
+    done, wheel = build_wheel(unpacked, **cpu_paddle)
+    assert wheel, done.stdout
+    assert library_of(wheel).cpu == 1
+
+
+def test_a_changed_header_rebuilds_and_nothing_else_does(project, cpu_paddle):
+    done, wheel = build_wheel(project, **cpu_paddle)
+    assert library_of(wheel).cpu == 1 and "-c ops/tiny/tiny_cpu.cc" in done.stdout
+    done, wheel = build_wheel(project, **cpu_paddle)
+    assert library_of(wheel).cpu == 1 and " -c ops/" not in done.stdout
+    header = project / "ops/tiny/tiny.h"
+    times = header.stat()
+    header.write_text(header.read_text().replace("= 1", "= 2"))
+    os.utime(header, ns=(times.st_atime_ns, times.st_mtime_ns))  # as after a checkout that keeps times
+    assert library_of(build_wheel(project, **cpu_paddle)[1]).cpu == 2
+    done, wheel = build_wheel(project, CXXFLAGS="-DUNUSED", **cpu_paddle)
+    assert wheel and "-c ops/tiny/tiny_cpu.cc" in done.stdout
+
+
+def test_every_included_header_is_a_dependency():
+    included = set()
+    for path in OPS.rglob("*"):
+        if path.suffix in (".h", ".cuh", ".cc", ".cu"):
+            for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', path.read_text(), re.M):
+                candidates = [folder / name for folder in (path.parent, OPS)]
+                included.update(c.resolve().relative_to(ROOT).as_posix() for c in candidates if c.is_file())
+    assert len(included) > 5
+    assert included <= set(setup_py.HEADERS)
+
+
+def test_an_isolated_build_takes_the_installed_paddle():
+    import paddle
+
+    if "PYTHONPATH" in os.environ:
+        pytest.skip("Paddle may come from PYTHONPATH, which an isolated build does not see")
+    isolated = "import sys; sys.path = ['tools'] + [p for p in sys.path if 'site-packages' not in p]; import toolchain; "
+    done = python(ROOT, "-c", isolated + "print(toolchain.import_paddle().version.full_version)")
+    assert done.stdout.splitlines()[-1] == paddle.version.full_version, done.stdout
+
+
+def test_flags_keep_the_numbers():
+    assert {"-ffp-contract=off", "-std=c++17"} <= set(setup_py.CXX_FLAGS)
+    assert {"-fmad=false", "-std=c++17"} <= set(setup_py.NVCC_FLAGS)
+    assert "fast" not in " ".join(setup_py.CXX_FLAGS + setup_py.NVCC_FLAGS)
+
+
+# ---- Builds that fail
+
+def test_a_compile_error_fails_the_build_and_names_the_file(project):
+    done, wheel = build_wheel(project)  # with the real Paddle, and leaves a library in the build folder
+    assert wheel, done.stdout
+    assert list(project.glob("build/lib*/paddle_gated_ops/_C.*.so"))
+    source = project / "ops/tiny/tiny_cpu.cc"
+    source.write_text(source.read_text() + "int Broken( {\n")
+    done, wheel = build_wheel(project)
+    assert wheel is None
+    assert_fails_with(done, "ops/tiny/tiny_cpu.cc")
+    assert_fails_with(build_editable(project), "ops/tiny/tiny_cpu.cc")
+    assert not list(project.glob("python/paddle_gated_ops/*.so"))
+
+
+def test_a_link_error_fails_the_build(project, cpu_paddle):
+    done, wheel = build_wheel(project, LDFLAGS="-lno_such_library", **cpu_paddle)
+    assert wheel is None
+    assert_fails_with(done, "linking")
+
+
+def test_no_paddle_fails_with_one_sentence(project, no_paddle):
+    done, wheel = build_wheel(project, **no_paddle)
+    assert wheel is None
+    assert_fails_with(done, "Paddle", "No module named 'paddle'", sys.executable)
+    assert_fails_with(build_editable(project, **no_paddle), "Paddle", "No module named 'paddle'")
+
+
+@pytest.mark.parametrize("macros, found", [("#define __GNUC__ 7", "g++ 7"),
+                                           ("#define __GNUC__ 4\n#define __clang_major__ 6", "clang 6")])
+def test_an_old_compiler_fails_with_one_sentence(project, cpu_paddle, tmp_path, macros, found):
+    compiler = write(tmp_path / "old-c++", f"#!/bin/sh\ncat <<'END'\n{macros}\nEND\n", 0o755)
+    done, wheel = build_wheel(project, CXX=str(compiler), **cpu_paddle)
+    assert wheel is None
+    assert_fails_with(done, found, "C++17", "g++ 8", "clang 7", str(compiler))
+
+
+def test_a_missing_compiler_fails_with_one_sentence(project, cpu_paddle):
+    done, wheel = build_wheel(project, CXX="no-such-compiler -O2", **cpu_paddle)
+    assert wheel is None
+    assert_fails_with(done, "no-such-compiler")
+    done, wheel = build_wheel(project, PATH="", **cpu_paddle)
+    assert wheel is None
+    assert_fails_with(done, "No C++ compiler on PATH")
+
+
+@pytest.mark.parametrize("macro, minimum", [("__GNUC__", 8), ("__clang_major__", 7)])
+def test_the_oldest_good_compiler_passes(tmp_path, monkeypatch, macro, minimum):
+    compiler = write(tmp_path / "c++", f"#!/bin/sh\necho '#define {macro} {minimum}'\n", 0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert toolchain.find_cxx()[0] == [str(compiler)]
+
+
+# ---- A GPU build of Paddle
+
+def test_gpu_paddle_without_nvcc_fails_with_one_sentence(project, gpu_paddle, tmp_path):
+    only_cxx = tmp_path / "bin"
+    only_cxx.mkdir()
+    (only_cxx / "c++").symlink_to(shutil.which("c++"))
+    done, wheel = build_wheel(project, PATH=str(only_cxx), **gpu_paddle)
+    assert wheel is None
+    assert_fails_with(done, "GPU build", "nvcc", "PATH")
+    done, wheel = build_wheel(project, CUDA_HOME=str(tmp_path), **gpu_paddle)
+    assert wheel is None
+    assert_fails_with(done, "GPU build", "nvcc", f"{tmp_path}/bin")
+
+
+@pytest.mark.parametrize("through", ["CUDA_HOME", "PATH"])
+def test_gpu_paddle_builds_both_kinds_of_sources(project, gpu_paddle, tmp_path, through):
+    home = tmp_path / "cuda"
+    nvcc = write(home / "bin/nvcc", NVCC.replace("{home}", str(home)), 0o755)
+    if through == "CUDA_HOME":
+        variables = {"CUDA_HOME": str(home)}
+    else:  # by way of a script elsewhere, as some installations have it
+        write(tmp_path / "bin/nvcc", f'#!/bin/sh\nexec {nvcc} "$@"\n', 0o755)
+        variables = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    done, wheel = build_wheel(project, PADDLE_CUDA_ARCH_LIST="9.0a;8.0+PTX", **gpu_paddle, **variables)
+    assert wheel, done.stdout
+    library = library_of(wheel)
+    assert (library.cpu, library.cuda) == (1, 10)
+    assert f"CUDAExtension sees CUDA_HOME {home}\n" in done.stdout.replace("\r", "")
+    command = next(line for line in done.stdout.splitlines() if "-c ops/tiny/tiny_cuda.cu" in line)
+    assert codes_of(command.split()) == ["sm_90a", "sm_80", "compute_80"]
+    for line in done.stdout.splitlines():
+        if " -c ops/" in line:
+            assert "-DPADDLE_GATED_OPS_WITH_CUDA" in line and "-DPADDLE_WITH_CUDA" in line
+    done, wheel = build_wheel(project, PADDLE_CUDA_ARCH_LIST="Hopper", **gpu_paddle, **variables)
+    assert wheel is None
+    assert_fails_with(done, "PADDLE_CUDA_ARCH_LIST", "'Hopper'")
+
+
+def codes_of(words):
+    return [word.split(",code=")[1] for word in words if word.startswith("-gencode=")]
+
+
+CODES = {f"sm_{n}" for n in (75, 80, 86, 89, 90, 100, 120)} | {"compute_90"}
+
+
+@pytest.mark.parametrize("arch_list, expected", [
+    ("", ["sm_80", "sm_90", "sm_100", "compute_100"]),
+    (" ; ", ["sm_80", "sm_90", "sm_100", "compute_100"]),
+    ("8.0 9.0", ["sm_80", "sm_90"]),
+    ("8.0;9.0+PTX", ["sm_80", "sm_90", "compute_90"]),
+    ("9.0a", ["sm_90a"]),
+    ("9.0a+PTX", ["sm_90a", "compute_90a"]),
+    ("9.0+ptx, 8.6", ["sm_90", "compute_90", "sm_86"]),
+    ("80 90", ["sm_80", "sm_90"]),
+    ("100f,12.0", ["sm_100f", "sm_120"]),
+    ("9.0 9.0;90", ["sm_90"]),
+])
+def test_arch_list(arch_list, expected):
+    flags = toolchain.gencode_flags(arch_list, CODES)
+    assert codes_of(flags) == expected
+    for flag, code in zip(flags, expected):
+        assert flag == f"-gencode=arch=compute_{code.split('_')[1]},code={code}"
+
+
+def test_default_archs_follow_nvcc():
+    flags = toolchain.gencode_flags("", {"sm_70", "sm_80", "sm_90"})
+    assert codes_of(flags) == ["sm_80", "sm_90", "compute_90"]
+    flags = toolchain.gencode_flags("", {"sm_70", "sm_80"})
+    assert codes_of(flags) == ["sm_80", "compute_80"]
+
+
+@pytest.mark.parametrize("arch_list, words", [
+    ("Hopper", ["'Hopper'", "9.0+PTX"]),
+    ("8.0 sm_90", ["'sm_90'"]),
+    ("9", ["'9'"]),
+    ("9.0b", ["'9.0b'"]),
+    ("9.0+PTXX", ["'9.0+PTXX'"]),
+    ("7.5", ["'7.5'", "8.0 or newer"]),
+    ("8.0 9.9", ["'9.9'", "9.0, 10.0, 12.0"]),
+])
+def test_bad_arch_list_is_one_sentence(arch_list, words):
+    with pytest.raises(SystemExit) as caught:
+        toolchain.gencode_flags(arch_list, CODES)
+    message = str(caught.value)
+    assert message.startswith("error: PADDLE_CUDA_ARCH_LIST") and "\n" not in message
+    assert all(word in message for word in words), message
+
+
+# ---- The installed package
+
+def test_missing_library_is_an_import_error_that_names_it(tmp_path):
+    package = tmp_path / "paddle_gated_ops"
+    shutil.copytree(ROOT / "python/paddle_gated_ops", package, ignore=shutil.ignore_patterns("*.so"))
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = python(tmp_path, "-c", "import paddle_gated_ops", PYTHONPATH=path)
+    assert done.returncode != 0
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("ImportError: ") and f"{package}/_C." in last, done.stdout
+
+
+# ---- tools/env.sh
+
+@pytest.mark.parametrize("found, words", [
+    ("", ["no python3 at all"]),
+    ("is Python 3.14.0", ["python3 is Python 3.14.0", "3.9 to 3.13"]),
+])
+def test_no_python_with_a_wheel_is_one_sentence(tmp_path, found, words):
+    write(tmp_path / "tools/env.sh", (ROOT / "tools/env.sh").read_text())
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "cat", "dirname"):
+        (tools / name).symlink_to(shutil.which(name))
+    if found:  # it answers as a Python 3.14 without Paddle would
+        write(tools / "python3", f"#!/bin/sh\n[ $# = 2 ] && [ -d \"$2\" ] && exit 1\necho '{found}'\n", 0o755)
+    done = subprocess.run(["bash", "tools/env.sh"], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, env={"PATH": str(tools)})
+    assert done.returncode == 1
+    assert done.stdout.startswith("error: ") and len(done.stdout.splitlines()) == 1, done.stdout
+    assert all(word in done.stdout for word in words), done.stdout
+
+
+# ---- The sources
+
+def sources(*patterns):
+    found = [path for pattern in patterns for path in sorted(OPS.glob(pattern))]
+    assert found, patterns
+    return found
+
+
+def includes(path):
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.M)
+
+
+PADDLE_FREE = [path for path in sources("*/*_math.h", "*/*_cpu.cc", "*/*_cuda.cu", "common/*.*")
+               if path.name != "paddle_glue.h" and path.suffix != ".md"]
+
+
+@pytest.mark.parametrize("path", PADDLE_FREE, ids=lambda path: path.name)
+def test_layer_rule_kernels_never_see_paddle(path):
+    seen, todo = set(), [path]
+    while todo:
+        current = todo.pop()
+        seen.add(current)
+        for name in includes(current):
+            assert not name.startswith(("paddle/", "pybind11/")) and name != "Python.h", f"{current} includes {name}"
+            found = [folder / name for folder in (current.parent, OPS) if (folder / name).is_file()]
+            todo += [p for p in found[:1] if p not in seen]
+
+
+@pytest.mark.parametrize("path", sources("*/*_op.cc", "module.cc"), ids=lambda path: path.name)
+def test_layer_rule_glue_has_no_math(path):
+    for name in includes(path):
+        assert not name.endswith(("_math.h", "numerics.h")), f"{path} includes {name}"
+    assert not re.findall(r"\b(?:exp|exp2|log|sqrt|rsqrt|pow|tanh)f?\(", path.read_text())
+
+
+@pytest.mark.parametrize("path", [path for path in PADDLE_FREE if path.suffix in (".cc", ".h")], ids=lambda path: path.name)
+def test_paddle_free_sources_have_no_warnings_and_headers_stand_alone(path, tmp_path):
+    unit = write(tmp_path / "unit.cc", f'#include "{path}"\n')
+    done = subprocess.run([*toolchain.find_cxx()[0], *setup_py.CXX_FLAGS, "-Wall", "-Wextra", "-Werror", f"-I{OPS}", "-c",
+                           str(unit), "-o", os.devnull], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
