@@ -1,0 +1,83 @@
+"""Calls of both ops from NumPy arrays to NumPy arrays, for the test files. No Paddle compute kernel runs here."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+import paddle_gated_ops.incubate.nn.functional as F
+from paddle_gated_ops import testing
+
+SWIGLU_INPUTS = ("o1", "do2_s", "unzipped_probs")
+RMSNORM_INPUTS = ("grad_out", "x", "z", "weight")
+
+
+def tensor_of(array, place):
+    """A contiguous tensor: BF16 from uint16 bits, FP32 from numbers."""
+    make = testing.bf16_tensor if np.asarray(array).dtype == np.uint16 else testing.float_tensor
+    return make(array, place)
+
+
+def array_of(tensor):
+    """The bits of a contiguous BF16 tensor (uint16), the values of an FP32 one, None for None."""
+    if tensor is None:
+        return None
+    return testing.bits_of(tensor) if "bfloat16" in str(tensor.dtype) else testing.floats_of(tensor)
+
+
+def tensors_of(inputs, place, views=None):
+    """Tensors by name; those named in ``views`` as strided views of that kind."""
+    views = views or {}
+    return {
+        name: testing.strided_view(array, views[name], place)[0] if name in views else tensor_of(array, place)
+        for name, array in inputs.items()
+    }
+
+
+def run_swiglu(inputs, place, views=None):
+    """fused_swiglu_weighted_bwd: arrays do1, probs_grad, o2_s by name."""
+    outputs = F.fused_swiglu_weighted_bwd(**tensors_of(inputs, place, views))
+    return {name: array_of(tensor) for name, tensor in zip(("do1", "probs_grad", "o2_s"), outputs)}
+
+
+def run_rmsnorm(inputs, place, views=None, **options):
+    """cake_rmsnorm_silu_gate_train_backward: arrays grad_x, grad_z, grad_weight (or None) by name."""
+    outputs = F.cake_rmsnorm_silu_gate_train_backward(**tensors_of(inputs, place, views), **options)
+    return {name: array_of(tensor) for name, tensor in zip(("grad_x", "grad_z", "grad_weight"), outputs)}
+
+
+def raw(array):
+    """The array's bytes as integers: -0 differs from 0, and a NaN equals itself."""
+    return array if array.dtype == np.uint16 else np.ascontiguousarray(array).view(np.uint32)
+
+
+def assert_same_bits(got, expected):
+    """Two dicts of outputs have the same names, shapes, dtypes and bits."""
+    assert got.keys() == expected.keys()
+    for name, array in got.items():
+        other = expected[name]
+        if other is None:
+            assert array is None, name
+            continue
+        assert (array.dtype, array.shape) == (other.dtype, other.shape), name
+        differing = np.flatnonzero(raw(array).reshape(-1) != raw(other).reshape(-1))
+        assert differing.size == 0, f"{name}: {differing.size} of {array.size} differ, the first at {differing[0]}"
+
+
+def run_python(code, timeout=120, **environment):
+    """Runs Python code in a process of its own, with tests/ importable; returns what it printed last.
+
+    An environment value of None removes the variable.
+    """
+    env = dict(os.environ)
+    here = os.path.dirname(os.path.abspath(__file__))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [here, env.get("PYTHONPATH")]))
+    for name, value in environment.items():
+        env.pop(name, None)
+        if value is not None:
+            env[name] = value
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    lines = done.stdout.strip().splitlines()
+    return lines[-1] if lines else ""

@@ -1,0 +1,99 @@
+"""The same inputs give the same bits: in each run, on any number of threads or vector unit, in any batch."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+import paddle_gated_ops
+from calls import assert_same_bits, raw, run_python, run_rmsnorm, run_swiglu
+from paddle_gated_ops import testing
+
+# A thread is worth its waking from 512 KiB of traffic on: these sizes keep eight of them busy.
+LARGE_SWIGLU = (420, 1408)
+LARGE_RMSNORM = 9001
+
+
+@pytest.fixture
+def num_threads():
+    """Sets the number of threads; the test leaves the number as it was."""
+    before = paddle_gated_ops.get_num_threads()
+    yield paddle_gated_ops.set_num_threads
+    paddle_gated_ops.set_num_threads(before)
+
+
+@pytest.mark.parametrize("x", ["random", "zeros"])
+def test_a_hundred_runs_of_rmsnorm(place, x):
+    inputs = testing.rmsnorm_silu_gate_inputs(2000, seed=1)
+    if x == "zeros":
+        inputs["x"][...] = 0
+    first = run_rmsnorm(inputs, place)
+    for _ in range(99):
+        assert_same_bits(run_rmsnorm(inputs, place), first)
+
+
+def test_twenty_runs_of_swiglu(place):
+    inputs = testing.swiglu_weighted_inputs(300, 2056, seed=2)
+    first = run_swiglu(inputs, place)
+    for _ in range(19):
+        assert_same_bits(run_swiglu(inputs, place), first)
+
+
+def test_number_of_threads(num_threads):
+    swiglu = testing.swiglu_weighted_inputs(*LARGE_SWIGLU, seed=3)
+    rmsnorm = testing.rmsnorm_silu_gate_inputs(LARGE_RMSNORM, seed=3)
+    num_threads(1)
+    expected = run_swiglu(swiglu, "cpu"), run_rmsnorm(rmsnorm, "cpu")
+    for count in (2, 3, 8):
+        num_threads(count)
+        for _ in range(5):
+            assert_same_bits(run_swiglu(swiglu, "cpu"), expected[0])
+            assert_same_bits(run_rmsnorm(rmsnorm, "cpu"), expected[1])
+
+
+def digest():
+    """A hash of both ops' outputs at widths with and without a tail, over a wide range of magnitudes, on the CPU."""
+    total = hashlib.sha256()
+    generator = np.random.default_rng(4)
+    for width in (1, 7, 128, 264, 1000):
+        inputs = testing.swiglu_weighted_inputs(64, width, seed=width)
+        # Exponents all over: sums in another order, or contracted products, would differ somewhere.
+        inputs["o1"] ^= generator.integers(0, 8, inputs["o1"].shape).astype(np.uint16) << 7
+        inputs["do2_s"] ^= generator.integers(0, 32, inputs["do2_s"].shape).astype(np.uint16) << 7
+        for views in ({}, {"o1": "step2", "do2_s": "offset"}):
+            for array in run_swiglu(inputs, "cpu", views).values():
+                total.update(raw(array).tobytes())
+    inputs = testing.rmsnorm_silu_gate_inputs(1000, seed=4)
+    inputs["x"] ^= generator.integers(0, 8, inputs["x"].shape).astype(np.uint16) << 7
+    for views in ({}, {"x": "step2", "z": "offset"}):
+        for array in run_rmsnorm(inputs, "cpu", views).values():
+            total.update(raw(array).tobytes())
+    return total.hexdigest()
+
+
+def test_vector_units():
+    code = "from test_repeatable import digest; print(digest())"
+    found = {isa: run_python(code, GATED_OPS_CPU_ISA=isa) for isa in ("baseline", "avx2", "avx512")}
+    assert set(found.values()) == {digest()}, found
+
+
+@pytest.mark.parametrize("width", [7, 8, 264])
+def test_a_row_of_swiglu_in_any_batch(place, width):
+    inputs = testing.swiglu_weighted_inputs(65536 if width == 8 else 4096, width, seed=5)
+    whole = run_swiglu(inputs, place)
+    for rows in (1, 2, 3, 256, 257):
+        some = run_swiglu({name: array[:rows] for name, array in inputs.items()}, place)
+        assert_same_bits(some, {name: array[:rows] for name, array in whole.items()})
+    last = run_swiglu({name: array[-1:] for name, array in inputs.items()}, place)
+    assert_same_bits(last, {name: array[-1:] for name, array in whole.items()})
+
+
+def test_a_row_of_rmsnorm_in_any_batch(place):
+    inputs = testing.rmsnorm_silu_gate_inputs(65536, seed=6)
+    weight = inputs.pop("weight")
+    whole = run_rmsnorm({**inputs, "weight": weight}, place, compute_grad_weight=False)
+    for rows in (slice(0, 1), slice(0, 2), slice(0, 16), slice(0, 17), slice(0, 256), slice(0, 257), slice(-1, None)):
+        some = {name: array[rows] for name, array in inputs.items()}
+        got = run_rmsnorm({**some, "weight": weight}, place, compute_grad_weight=True)
+        for name in ("grad_x", "grad_z"):  # with and without the weight's gradient, too
+            np.testing.assert_array_equal(got[name], whole[name][rows])
