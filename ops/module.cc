@@ -1,4 +1,6 @@
-// The eager entries of paddle_gated_ops._C. The registered ops of the same library are Paddle's to load.
+// What paddle_gated_ops._C exports to Python. The registered ops of the same library are Paddle's to load.
+#include <pybind11/stl.h>
+
 #include "common/parallel_for.h"
 #include "rmsnorm_silu_gate/rmsnorm_silu_gate_op.h"
 #include "swiglu_weighted/swiglu_weighted_op.h"
@@ -7,6 +9,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("fused_swiglu_weighted_bwd", &paddle_gated_ops::FusedSwigluWeightedBwd);
   m.def("cake_rmsnorm_silu_gate_train_backward", &paddle_gated_ops::CakeRmsNormSiluGateTrainBackward);
   m.def("cake_rmsnorm_silu_gate_train_backward_workspace_bytes", &paddle_gated_ops::RmsNormSiluGateWorkspaceBytes);
+  m.def("check_fused_swiglu_weighted_bwd_shapes", &paddle_gated_ops::CheckSwigluWeightedShapes);
+  m.def("check_cake_rmsnorm_silu_gate_train_backward_shapes", &paddle_gated_ops::CheckRmsNormSiluGateShapes);
   m.def("checked_eps", &paddle_gated_ops::CheckedEps);
   m.def("set_num_threads", &paddle_gated_ops::SetNumThreads);
   m.def("get_num_threads", &paddle_gated_ops::NumThreads);

@@ -70,7 +70,7 @@ class LaunchError : public std::runtime_error {
 
 // The body of an eager entry: errors as TypeError and ValueError, prefixed with the function's name.
 template <typename Body>
-py::object WithPythonErrors(const char* function, const Body& body) {
+auto WithPythonErrors(const char* function, const Body& body) -> decltype(body()) {
   try {
     return body();
   } catch (const ArgumentError& error) {
@@ -90,6 +90,12 @@ auto WithPaddleErrors(const char* function, const Body& body) -> decltype(body()
   } catch (const LaunchError& error) {
     PADDLE_THROW(phi::errors::External("%s", error.what()));
   }
+}
+
+// The kernel of a backward op's own gradient op. That op exists because append_backward of the legacy IR, which to_static
+// always runs, asks for the gradient op of each op it meets, whether its result is wanted or not.
+[[noreturn]] inline void ThrowNoGradient(const char* function) {
+  PADDLE_THROW(phi::errors::Unimplemented("%s is a backward: it has no gradient of its own", function));
 }
 
 // ---- Shapes
@@ -119,6 +125,10 @@ Dims MakeDims(const char* name, const Sizes& sizes, int rank) {
   Dims dims;
   for (int d = 0; d < rank; ++d) dims.at[dims.rank++] = sizes[d];
   return dims;
+}
+
+inline Dims MakeDims(const char* name, const std::vector<int64_t>& sizes) {
+  return MakeDims(name, sizes, int(sizes.size()));
 }
 
 inline std::string ToString(const Dims& dims) {
@@ -176,9 +186,13 @@ inline Argument ReadTensor(const char* name, const paddle::Tensor& tensor) {
   argument.dtype = dense.dtype();
   const bool empty = argument.shape.numel() == 0;
   if (!dense.initialized() && !empty) ThrowValueError(Text(name, " must be initialized, but has no memory"));
-  argument.has_place = dense.Holder() != nullptr;
-  if (argument.has_place) argument.place = dense.place();
   if (!empty) argument.data = const_cast<void*>(dense.data());
+  try {
+    argument.place = dense.place();
+    argument.has_place = true;
+  } catch (const std::exception&) {  // how 2.6 says that an empty tensor has no allocation
+    argument.has_place = false;
+  }
   if (dense.strides().size() == argument.shape.rank) {
     argument.strides = MakeDims(name, dense.strides(), argument.shape.rank);
   } else {  // made without strides: contiguous

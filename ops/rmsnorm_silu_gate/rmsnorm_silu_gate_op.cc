@@ -12,6 +12,8 @@ constexpr char kFunction[] = "cake_rmsnorm_silu_gate_train_backward";
 constexpr auto kBf16 = paddle::DataType::BFLOAT16;
 constexpr auto kFp32 = paddle::DataType::FLOAT32;
 
+using Shape = std::vector<int64_t>;
+
 // grad_out, x, z [..., 128], weight [128].
 void CheckShapes(const Dims& grad_out, const Dims& x, const Dims& z, const Dims& weight) {
   if (x.rank < 1 || (x.last() != kNormSize && x.last() != kUnknown)) {
@@ -20,6 +22,10 @@ void CheckShapes(const Dims& grad_out, const Dims& x, const Dims& z, const Dims&
   CheckShape("grad_out", grad_out, x, "x's");
   CheckShape("z", z, x, "x's");
   CheckShape("weight", weight, {kNormSize}, "one weight a column of x");
+}
+
+void CheckShapes(const Shape& grad_out, const Shape& x, const Shape& z, const Shape& weight) {
+  CheckShapes(MakeDims("grad_out", grad_out), MakeDims("x", x), MakeDims("z", z), MakeDims("weight", weight));
 }
 
 struct Inputs {
@@ -44,7 +50,7 @@ struct Outputs {
 
 int64_t Rows(const Dims& x) { return x.numel() / kNormSize; }
 
-// Allocates what is missing of the outputs and computes. `reference` is a tensor with memory on the place.
+// Allocates what is missing of the outputs and computes.
 void Backward(const Inputs& in, double eps, const phi::Place& place, Outputs* out) {
   const int64_t rows = Rows(in.x.shape);
   if (!out->grad_x.defined()) out->grad_x = AllocateOutput(in.x.shape, kBf16, place);
@@ -147,13 +153,8 @@ std::vector<paddle::Tensor> KernelWithoutWeight(const paddle::Tensor& grad_out, 
   return AnyKernel(grad_out, x, z, weight, eps, false);
 }
 
-using Shape = std::vector<int64_t>;
-
 std::vector<Shape> InferShape(const Shape& grad_out, const Shape& x, const Shape& z, const Shape& weight) {
-  WithPaddleErrors(kFunction, [&] {
-    CheckShapes(MakeDims("grad_out", grad_out, int(grad_out.size())), MakeDims("x", x, int(x.size())),
-                MakeDims("z", z, int(z.size())), MakeDims("weight", weight, int(weight.size())));
-  });
+  WithPaddleErrors(kFunction, [&] { CheckShapes(grad_out, x, z, weight); });
   return {x, z, weight};
 }
 
@@ -170,6 +171,18 @@ std::vector<Dtype> InferDtype(const Dtype&, const Dtype& x, const Dtype& z, cons
 }
 
 std::vector<Dtype> InferDtypeWithoutWeight(const Dtype&, const Dtype& x, const Dtype& z, const Dtype&) { return {x, z}; }
+
+using paddle::Tensor;
+
+std::vector<Tensor> NoGradient(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                               const Tensor&, float) {
+  ThrowNoGradient(kFunction);
+}
+
+std::vector<Tensor> NoGradientWithoutWeight(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                            const Tensor&, float) {
+  ThrowNoGradient(kFunction);
+}
 
 // ---- The caller's outputs, of the eager entry alone
 
@@ -266,12 +279,11 @@ void CheckMemory(const Inputs& in, const OptionalArguments& optional) {
 // ---- The eager entry
 
 double CheckedEps(py::handle eps) {
-  double value = 0.0;
-  WithPythonErrors(kFunction, [&]() -> py::object {
-    value = CheckEps(eps);
-    return py::none();
-  });
-  return value;
+  return WithPythonErrors(kFunction, [&] { return CheckEps(eps); });
+}
+
+void CheckRmsNormSiluGateShapes(const Shape& grad_out, const Shape& x, const Shape& z, const Shape& weight) {
+  WithPythonErrors(kFunction, [&] { CheckShapes(grad_out, x, z, weight); });
 }
 
 int64_t RmsNormSiluGateWorkspaceBytes(int64_t rows) { return WorkspaceBytes(rows); }
@@ -341,6 +353,12 @@ PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward)
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::InferShape))
     .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::InferDtype));
 
+PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate_train_backward)
+    .Inputs({"grad_out", "x", "z", "weight", paddle::Grad("grad_x"), paddle::Grad("grad_z"), paddle::Grad("grad_weight")})
+    .Outputs({paddle::Grad("grad_out"), paddle::Grad("x"), paddle::Grad("z"), paddle::Grad("weight")})
+    .Attrs({"eps: float"})
+    .SetKernelFn(PD_KERNEL(paddle_gated_ops::NoGradient));
+
 PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward_without_weight)
     .Inputs({"grad_out", "x", "z", "weight"})
     .Outputs({"grad_x", "grad_z"})
@@ -348,3 +366,9 @@ PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward_without_weight)
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::KernelWithoutWeight))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::InferShapeWithoutWeight))
     .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::InferDtypeWithoutWeight));
+
+PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate_train_backward_without_weight)
+    .Inputs({"grad_out", "x", "z", "weight", paddle::Grad("grad_x"), paddle::Grad("grad_z")})
+    .Outputs({paddle::Grad("grad_out"), paddle::Grad("x"), paddle::Grad("z"), paddle::Grad("weight")})
+    .Attrs({"eps: float"})
+    .SetKernelFn(PD_KERNEL(paddle_gated_ops::NoGradientWithoutWeight));

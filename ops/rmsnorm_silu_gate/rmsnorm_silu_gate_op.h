@@ -1,7 +1,10 @@
-// The eager entry of the gated RMSNorm backward, for module.cc.
+// What module.cc exports of the gated RMSNorm backward.
 #pragma once
 
 #include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <vector>
 
 namespace paddle_gated_ops {
 
@@ -11,6 +14,10 @@ pybind11::object CakeRmsNormSiluGateTrainBackward(pybind11::handle grad_out, pyb
                                                   pybind11::handle grad_z, pybind11::handle grad_weight,
                                                   pybind11::handle accumulate_grad_weight,
                                                   pybind11::handle compute_grad_weight, pybind11::handle workspace);
+
+// ValueError where shapes of a graph's variables, -1 for unknown sizes, can't fit: before anything goes into the program.
+void CheckRmsNormSiluGateShapes(const std::vector<int64_t>& grad_out, const std::vector<int64_t>& x,
+                                const std::vector<int64_t>& z, const std::vector<int64_t>& weight);
 
 // eps as the kernels take it: finite, not negative, rounded to FP32.
 double CheckedEps(pybind11::handle eps);

@@ -8,6 +8,8 @@ namespace {
 
 constexpr char kFunction[] = "fused_swiglu_weighted_bwd";
 
+using Shape = std::vector<int64_t>;
+
 // o1 [..., 2I], do2_s [..., I], unzipped_probs [...] or [..., 1].
 void CheckShapes(const Dims& o1, const Dims& do2_s, const Dims& probs) {
   if (o1.rank < 1) ThrowValueError("o1 must have shape [..., 2 * intermediate_size], but has []");
@@ -26,6 +28,10 @@ void CheckShapes(const Dims& o1, const Dims& do2_s, const Dims& probs) {
     ThrowValueError(Text("unzipped_probs must have shape ", ToString(rows), " or ", ToString(column),
                          " (one probability a row of o1), but has ", ToString(probs)));
   }
+}
+
+void CheckShapes(const Shape& o1, const Shape& do2_s, const Shape& probs) {
+  CheckShapes(MakeDims("o1", o1), MakeDims("do2_s", do2_s), MakeDims("unzipped_probs", probs));
 }
 
 struct Outputs {
@@ -97,12 +103,8 @@ std::vector<paddle::Tensor> Kernel(const paddle::Tensor& o1, const paddle::Tenso
   });
 }
 
-std::vector<std::vector<int64_t>> InferShape(const std::vector<int64_t>& o1, const std::vector<int64_t>& do2_s,
-                                             const std::vector<int64_t>& probs) {
-  WithPaddleErrors(kFunction, [&] {
-    CheckShapes(MakeDims("o1", o1, int(o1.size())), MakeDims("do2_s", do2_s, int(do2_s.size())),
-                MakeDims("unzipped_probs", probs, int(probs.size())));
-  });
+std::vector<Shape> InferShape(const Shape& o1, const Shape& do2_s, const Shape& probs) {
+  WithPaddleErrors(kFunction, [&] { CheckShapes(o1, do2_s, probs); });
   return {o1, probs, do2_s};
 }
 
@@ -111,7 +113,16 @@ std::vector<paddle::DataType> InferDtype(const paddle::DataType& o1, const paddl
   return {o1, probs, do2_s};
 }
 
+std::vector<paddle::Tensor> NoGradient(const paddle::Tensor&, const paddle::Tensor&, const paddle::Tensor&,
+                                       const paddle::Tensor&, const paddle::Tensor&, const paddle::Tensor&) {
+  ThrowNoGradient(kFunction);
+}
+
 }  // namespace
+
+void CheckSwigluWeightedShapes(const Shape& o1, const Shape& do2_s, const Shape& unzipped_probs) {
+  WithPythonErrors(kFunction, [&] { CheckShapes(o1, do2_s, unzipped_probs); });
+}
 
 // ---- The eager entry
 
@@ -134,3 +145,8 @@ PD_BUILD_OP(gated_fused_swiglu_weighted_bwd)
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::Kernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::InferShape))
     .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::InferDtype));
+
+PD_BUILD_GRAD_OP(gated_fused_swiglu_weighted_bwd)
+    .Inputs({"o1", "do2_s", "unzipped_probs", paddle::Grad("do1"), paddle::Grad("probs_grad"), paddle::Grad("o2_s")})
+    .Outputs({paddle::Grad("o1"), paddle::Grad("do2_s"), paddle::Grad("unzipped_probs")})
+    .SetKernelFn(PD_KERNEL(paddle_gated_ops::NoGradient));

@@ -1,18 +1,36 @@
 """Calls of the registered ops: from graphs (PIR and the legacy IR), and on DistTensors."""
 
+import os
+
 import paddle
 from paddle.base import core
 from paddle.base.framework import Variable
 from paddle.base.layer_helper import LayerHelper
 
+from ._library import C
+
 try:  # 3.x
+    from paddle import _C_ops
     from paddle.base.framework import in_pir_mode
+    from paddle.jit.marker import unified
     from paddle.pir import Value
-except ImportError:  # 2.6 has PIR for tests alone
+
+    _run_custom_op = _C_ops._run_custom_op
+except ImportError:  # 2.6
+    from paddle.jit import not_to_static as unified
+
+    # 2.6 translates bytecode where a graph breaks, and fails at keyword-only parameters: not in this package's files.
+    core.eval_frame_skip_file_prefix((os.path.dirname(os.path.abspath(__file__)),))
+
+    _run_custom_op = core.eager._run_custom_op
     Value = Variable
 
     def in_pir_mode():
         return False
+
+
+# unified marks a function that serves eager mode and graphs alike: to_static calls it as it is, and does not rewrite it.
+__all__ = ["call_registered", "check_variables", "in_graph_mode", "refuse_in_graph", "unified"]
 
 
 def in_graph_mode():
@@ -21,7 +39,17 @@ def in_graph_mode():
 
 
 def check_variables(function, variables, dtypes):
-    """TypeError for what is no variable of a program, ValueError for a dtype other than that of the documentation."""
+    """The checks of a call that goes into a program, before anything does.
+
+    Args:
+        function (str): the public name; C has ``check_<function>_shapes``.
+        variables (dict): name to argument.
+        dtypes (sequence): the dtype of each.
+
+    Raises:
+        TypeError: an argument is no variable.
+        ValueError: a dtype or shape other than that of the documentation, as far as the shape is known.
+    """
     for (name, variable), dtype in zip(variables.items(), dtypes):
         if not isinstance(variable, (Variable, Value)):
             raise TypeError(
@@ -29,8 +57,10 @@ def check_variables(function, variables, dtypes):
                 f"{type(variable).__name__}"
             )
         actual = str(variable.dtype).rsplit(".", 1)[-1].lower()
-        if {"bf16": "bfloat16", "fp32": "float32"}.get(actual, actual) != dtype:
+        actual = {"bf16": "bfloat16", "fp32": "float32"}.get(actual, actual)
+        if actual != dtype:
             raise ValueError(f"{function}: {name} must have dtype {dtype}, but has {actual}")
+    getattr(C, f"check_{function}_shapes")(*(list(variable.shape) for variable in variables.values()))
 
 
 def refuse_in_graph(function, given):
@@ -44,7 +74,7 @@ def refuse_in_graph(function, given):
 
 
 def call_registered(op, inputs, outputs, attributes=None):
-    """Outputs of the registered op, a tuple of variables or DistTensors.
+    """Outputs of the registered op, a tuple of variables or DistTensors with stop_gradient True.
 
     Args:
         op (str): the registered name.
@@ -53,8 +83,18 @@ def call_registered(op, inputs, outputs, attributes=None):
         attributes (dict): name to value, in the registered order.
     """
     attributes = attributes or {}
-    if paddle.in_dynamic_mode() or in_pir_mode():
-        return tuple(core.eager._run_custom_op(op, *inputs.values(), *attributes.values()))
+    if paddle.in_dynamic_mode():
+        return tuple(output.detach() for output in _run_custom_op(op, *inputs.values(), *attributes.values()))
+    if in_pir_mode():
+        variables = dict(zip(outputs, _run_custom_op(op, *inputs.values(), *attributes.values())))
+    else:
+        variables = _append_legacy_op(op, inputs, outputs, attributes)
+    for variable in variables.values():
+        variable.stop_gradient = True
+    return tuple(variables.values())
+
+
+def _append_legacy_op(op, inputs, outputs, attributes):
     helper = LayerHelper(op)
     variables = {name: helper.create_variable_for_type_inference(dtype) for name, dtype in outputs.items()}
     helper.append_op(
@@ -63,6 +103,4 @@ def call_registered(op, inputs, outputs, attributes=None):
         outputs={name: [variable] for name, variable in variables.items()},
         attrs=attributes,
     )
-    for variable in variables.values():
-        variable.stop_gradient = True
-    return tuple(variables.values())
+    return variables

@@ -2,7 +2,7 @@
 
 import operator
 
-from ...._graph import call_registered, check_variables, in_graph_mode, refuse_in_graph
+from ...._graph import call_registered, check_variables, in_graph_mode, refuse_in_graph, unified
 from ...._library import C
 from ...._place import check_place
 
@@ -10,6 +10,7 @@ _NAME = "cake_rmsnorm_silu_gate_train_backward"
 _OUTPUTS = {"grad_x": "bfloat16", "grad_z": "bfloat16", "grad_weight": "bfloat16"}
 
 
+@unified
 def cake_rmsnorm_silu_gate_train_backward(
     grad_out,
     x,

@@ -1,12 +1,13 @@
 """The backward of probability-weighted SwiGLU."""
 
-from ...._graph import call_registered, check_variables, in_graph_mode
+from ...._graph import call_registered, check_variables, in_graph_mode, unified
 from ...._library import C
 
 _NAME = "fused_swiglu_weighted_bwd"
 _OUTPUTS = {"do1": "bfloat16", "probs_grad": "float32", "o2_s": "bfloat16"}
 
 
+@unified
 def fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs, name=None):
     r"""The gradients of probability-weighted SwiGLU, and its output recomputed from the inputs.
 
