@@ -10,6 +10,7 @@ import site
 import subprocess
 import sys
 import sysconfig
+import warnings
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -38,6 +39,8 @@ def import_paddle():
     if find_spec("paddle") is None:
         for folder in site.getsitepackages():
             site.addsitedir(folder)
+    # A build needs neither ccache nor a GPU.
+    warnings.filterwarnings("ignore", message="No ccache found|You are using GPU version Paddle")
     try:
         import paddle
     except Exception as cause:
