@@ -65,5 +65,6 @@ def from_bf16_bits(bits):
     if bits.dtype != np.uint16:
         raise TypeError(f"bits: expected a uint16 array, got {bits.dtype}")
     with np.errstate(invalid="ignore"):  # a signaling NaN becomes quiet
-        floats = np.asarray(bits.astype(np.uint32) << 16).view(np.float32)
+        # The shift count is typed, as NumPy 1 widens a 0-d uint32 beside a Python int.
+        floats = np.asarray(bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
         return np.asarray(floats.astype(np.float64))

@@ -80,7 +80,8 @@ def rstd_error(total, count, eps):
         count (int): terms of a sum.
         eps (float): as in the formula.
     """
-    relative = np.where(total > 0, _ROUNDING / (total / count + eps), 0.0)
+    with np.errstate(divide="ignore"):
+        relative = np.where(total > 0, _ROUNDING / (total / count + eps), 0.0)
     edge = np.abs(total / FP32_INF_FROM - 1.0) < 2.0**-18
     undecided = edge | (relative > 1.0 / 16.0)
     # Below 2^-30 the 2^-20 that the bounds grant is ample.

@@ -11,11 +11,11 @@ The bounds are the library's numerical promises; nothing in them was fitted to a
 
 Both add what intermediate results below FP32's normal range cost: see ``fp32_range``.
 
-A check reports the worst error in units of the bound, so 1.0 or less passes. NaN and Inf have to be
-where the reference has them, with three documented exceptions: a value that rounds past the
-largest finite number of its dtype may be Inf; so may one that can be lifted there by an error within
-the bound; and where an intermediate result leaves FP32's range, Inf (or NaN, where that Inf then
-meets a zero or an Inf of the other sign) is accepted.
+A check reports the worst error in units of the bound, so 1.0 or less passes. NaN and Inf have to
+be where the reference has them, with three exceptions: a value that rounds past the largest finite
+number of its dtype is right as Inf; Inf is also accepted where an error within the bound leads
+there; and where an intermediate result leaves FP32's range, what FP32 then gives is accepted
+(``reference.Magnitudes.nonfinite``).
 """
 
 from typing import NamedTuple, Optional
@@ -40,7 +40,7 @@ __all__ = [
 
 _FP32_RELATIVE = 2.0**-20
 _BF16_INF_FROM = 2.0**128 - 2.0**119  # this and larger values become Inf in BF16
-_INF = 2.0**128  # what Inf stands for when a distance to it is measured
+_INF = 2.0**128  # what Inf stands for beside a value of the last binade
 _HALF_SMALLEST = {"bfloat16": 2.0**-134, "float32": 2.0**-150}
 _INF_FROM = {"bfloat16": _BF16_INF_FROM, "float32": FP32_INF_FROM}
 _HALF_ULP = {"bfloat16": 2.0**-8, "float32": 2.0**-24}  # relative
@@ -55,7 +55,9 @@ def _fp32_cost(magnitudes):
 
 
 def promise1_bound(value, magnitudes):
-    """Bound of a BF16 result's error: ``ulp(value) + 2^-20 * terms + 2^-126 * tiny_sigmoid + underflow``.
+    """Bound of an element-wise BF16 result's error.
+
+    ``bf16_ulp(value) + 2^-20 * terms + 2^-126 * tiny_sigmoid + underflow``
 
     Where the value and all the terms are 0, a factor of each term is 0: any arithmetic gives 0
     then, and the bound is 0.
@@ -72,7 +74,9 @@ def promise1_bound(value, magnitudes):
 
 
 def promise3_bound(value, magnitudes, dtype):
-    """Bound of a sum's error: ``2^-20 * terms + 2^-126 * tiny_sigmoid + underflow + rounding``.
+    """Bound of a sum's error.
+
+    ``2^-20 * terms + 2^-126 * tiny_sigmoid + underflow + rounding``
 
     ``rounding`` is 2^-8 * |value| for BF16 and 2^-24 * |value| for FP32, at least half the smallest
     subnormal number (2^-134, 2^-150), and 0 where the value and all the terms are 0.
@@ -94,14 +98,14 @@ def _error_in_bounds(got, expected, bound, nonfinite, dtype):
     with np.errstate(all="ignore"):
         error = np.abs(got - expected)
         ratio = np.where(error == 0, 0.0, error / bound)
+        ratio[np.isnan(ratio)] = np.inf
         finite = np.isfinite(error)
         if finite.all():
-            return np.where(np.isnan(ratio), np.inf, ratio)
-        ratio[~(ratio >= 0)] = np.inf
+            return ratio
 
         odd = np.nonzero(~finite)
         got, expected, bound, bits = got[odd], expected[odd], bound[odd], nonfinite[odd]
-        inf = np.isinf(got) & (np.sign(got) == np.sign(expected))
+        inf = np.isinf(got) & (np.sign(got) * expected >= _INF / 2)
         distance = np.where(np.abs(expected) >= _INF_FROM[dtype], 0.0, _INF - np.abs(expected))
         result = np.where(inf, np.where(distance == 0, 0.0, distance / bound), np.inf)
         accepted = np.isnan(got) & (np.isnan(expected) | (bits & BITS_NAN > 0))
@@ -115,8 +119,8 @@ def _error_in_bounds(got, expected, bound, nonfinite, dtype):
 def error_in_bounds(got, expected, bound, nonfinite=0, dtype="bfloat16"):
     """|got - expected| / bound, Inf where NaN or Inf is where it must not be, or missing.
 
-    0 errs by 0 even where the bound is 0. An Inf of the right sign counts as 2^128, and as exact
-    where ``expected`` rounds to Inf in ``dtype``.
+    0 errs by 0 even where the bound is 0. An Inf of the right sign is exact where ``expected``
+    rounds to Inf in ``dtype``, counts as 2^128 from 2^127 on, and is wrong below.
 
     Args:
         got (array_like): BF16 bits (uint16) or numbers.
@@ -196,7 +200,8 @@ def _raise_past_bound(outputs, describe):
     for output in outputs:
         worst = output.worst
         if not worst.ratio <= 1.0:
-            inputs = ", ".join(f"{k}={v:.9g}" for k, v in describe(output.name, worst.index).items())
+            found = describe(output.name, worst.index)
+            inputs = ", ".join(f"{name}={value:.9g}" for name, value in found.items())
             raise AssertionError(
                 f"{output.name}{list(worst.index)} ({output.dtype}): got {worst.got:.9g}, "
                 f"expected {worst.expected:.17g}, error {worst.ratio:.4g} times the bound "
