@@ -11,10 +11,9 @@ constexpr int kNormSize = 128;
 // The weight gradient sums rows in FP32 runs of kUnitRows rows at most, chunks of rows in FP64, and FP64 over the chunks.
 // A unit is what a GPU block takes at a time; chunks are whole units, as even as can be, and depend on `rows` alone.
 constexpr int kUnitRows = 16;
-#ifndef GATED_OPS_MAX_CHUNKS
-#define GATED_OPS_MAX_CHUNKS 528
-#endif
-constexpr int kMaxChunks = GATED_OPS_MAX_CHUNKS;
+// Three blocks on each of an H200's 132 multiprocessors, one wave: 3.82 TB/s at 524288 rows there, where 264 chunks gave
+// 3.70 and 528 gave 3.25; 792 lose 8 % at 32768 rows. A constant all the same: the sum's order is no GPU's affair.
+constexpr int kMaxChunks = 396;
 
 GATED_OPS_INLINE int64_t UnitCount(int64_t rows) { return (rows + kUnitRows - 1) / kUnitRows; }
 

