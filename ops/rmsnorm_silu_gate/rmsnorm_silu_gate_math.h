@@ -13,14 +13,15 @@ struct GatedNormTerms {
   float weight_term;  // a * n: this row's share of d loss / d weight
 };
 
-// n = x * rstd. The small factor (sigmoid) comes first: sigmoid = 0 meets no Inf.
+// n = x * rstd. The small factor (sigmoid) comes first and one factor follows at a time: sigmoid = 0 meets no Inf, which
+// n * weight may be.
 GATED_OPS_INLINE GatedNormTerms GatedNormBackward(float output_grad, float n, float gate, float weight) {
   const float s = Sigmoid(gate);
   const float a = (s * gate) * output_grad;
   GatedNormTerms terms;
   terms.weighted = a * weight;
   terms.projection = terms.weighted * n;
-  terms.gate_grad = (SiluDerivative(gate, s) * output_grad) * (n * weight);
+  terms.gate_grad = ((SiluDerivative(gate, s) * output_grad) * n) * weight;
   terms.weight_term = a * n;
   return terms;
 }
