@@ -7,9 +7,9 @@
 ``run_check()`` tells whether both are right on the machine at hand.
 """
 
-from . import incubate
+from . import incubate, testing
 from ._run_check import run_check
 from ._threads import get_num_threads, set_num_threads
 from ._version import __version__
 
-__all__ = ["__version__", "get_num_threads", "incubate", "run_check", "set_num_threads"]
+__all__ = ["__version__", "get_num_threads", "incubate", "run_check", "set_num_threads", "testing"]
