@@ -47,6 +47,19 @@ def run_rmsnorm(inputs, place, views=None, **options):
     return {name: array_of(tensor) for name, tensor in zip(("grad_x", "grad_z", "grad_weight"), outputs)}
 
 
+UNIT = 16  # rows of the gated RMSNorm whose weight gradients FP32 adds up; chunks of rows are whole units
+
+
+def fewest_rows_of_all_chunks():
+    """The rows from which on the weight's gradient has as many chunks as it ever has: the workspace grows no more."""
+    size = F.cake_rmsnorm_silu_gate_train_backward_workspace_bytes
+    low, high = 0, 2**40
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if size(middle) == size(2**40) else (middle, high)
+    return high
+
+
 def raw(array):
     """The array's bytes as integers: -0 differs from 0, and a NaN equals itself."""
     return array if array.dtype == np.uint16 else np.ascontiguousarray(array).view(np.uint32)

@@ -5,12 +5,12 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import array_of, run_rmsnorm, run_swiglu, tensor_of
+from calls import UNIT, array_of, fewest_rows_of_all_chunks, run_rmsnorm, run_swiglu, tensor_of
 from paddle_gated_ops import testing
 from paddle_gated_ops.testing import from_bf16_bits, reference, to_bf16_bits
 
-UNIT = 16  # rows that are summed in FP32
-CHUNKED = UNIT * 528  # rows from which on a chunk has more than one unit
+# The most rows whose chunks are one unit each.
+CHUNKED = fewest_rows_of_all_chunks() + UNIT - 1
 
 
 @pytest.mark.parametrize("width", [8, 255, 3584, 2**16 + 8, 2**20])
