@@ -275,6 +275,14 @@ def test_no_paddle_fails_with_one_sentence(project, no_paddle):
     assert_fails_with(build_editable(project, **no_paddle), "Paddle", "No module named 'paddle'")
 
 
+def test_an_old_paddle_fails_with_one_sentence(project, cpu_paddle, tmp_path):
+    package = tmp_path / "cpu/paddle/__init__.py"
+    package.write_text(package.read_text().replace('"0.0"', '"2.5.2"'))
+    done, wheel = build_wheel(project, **cpu_paddle)
+    assert wheel is None
+    assert_fails_with(done, "Paddle 2.5.2", "2.6 or newer")
+
+
 @pytest.mark.parametrize("macros, found", [("#define __GNUC__ 7", "g++ 7"),
                                            ("#define __GNUC__ 4\n#define __clang_major__ 6", "clang 6")])
 def test_an_old_compiler_fails_with_one_sentence(project, cpu_paddle, tmp_path, macros, found):

@@ -14,6 +14,7 @@ import warnings
 from importlib.util import find_spec
 from types import SimpleNamespace
 
+MIN_PADDLE = [2, 6]
 MIN_GXX, MIN_CLANG = 8, 7  # the first releases with all of C++17
 MIN_CUDA_ARCH = 80  # BF16 arithmetic starts there
 DEFAULT_CUDA_ARCHS = (80, 90, 100)
@@ -52,6 +53,9 @@ def import_paddle():
         )
     if paddle.is_compiled_with_rocm():
         fail("This Paddle is a ROCm build; paddle-gated-ops has kernels for CPU and CUDA only.")
+    release = [int(number) for number in re.findall(r"\d+", paddle.version.full_version)[:2]]
+    if [0, 0] < release < MIN_PADDLE:  # 0.0.0 is a build from Paddle's sources
+        fail(f"This is Paddle {paddle.version.full_version}; paddle-gated-ops needs {'.'.join(map(str, MIN_PADDLE))} or newer.")
     return paddle
 
 
