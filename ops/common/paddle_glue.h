@@ -15,9 +15,17 @@
 
 #include "common/overlap.h"
 #include "common/row_space.h"
+#include "paddle/common/ddim.h"
 #include "paddle/phi/api/all.h"
-#include "paddle/phi/core/dense_tensor.h"
+// PADDLE_THROW. In 2.6 it stands in a header that includes cuBLAS, cuDNN and more in a GPU build, for which it asks
+// versions of 2.6's time; without its CUDA parts it declares the same exception. phi/core/dense_tensor.h includes it too.
+#include "paddle/common/enforce.h"
+#ifndef PADDLE_THROW
+#pragma push_macro("PADDLE_WITH_CUDA")
+#undef PADDLE_WITH_CUDA
 #include "paddle/phi/core/enforce.h"
+#pragma pop_macro("PADDLE_WITH_CUDA")
+#endif
 
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -86,16 +94,16 @@ auto WithPaddleErrors(const char* function, const Body& body) -> decltype(body()
   try {
     return body();
   } catch (const ArgumentError& error) {
-    PADDLE_THROW(phi::errors::InvalidArgument("%s: %s", function, error.what()));
+    PADDLE_THROW(common::errors::InvalidArgument("%s: %s", function, error.what()));
   } catch (const LaunchError& error) {
-    PADDLE_THROW(phi::errors::External("%s", error.what()));
+    PADDLE_THROW(common::errors::External("%s", error.what()));
   }
 }
 
 // The kernel of a backward op's own gradient op. That op exists because append_backward of the legacy IR, which to_static
 // always runs, asks for the gradient op of each op it meets, whether its result is wanted or not.
 [[noreturn]] inline void ThrowNoGradient(const char* function) {
-  PADDLE_THROW(phi::errors::Unimplemented("%s is a backward: it has no gradient of its own", function));
+  PADDLE_THROW(common::errors::Unimplemented("%s is a backward: it has no gradient of its own", function));
 }
 
 // ---- Shapes
@@ -178,23 +186,23 @@ struct Argument {
 
 inline Argument ReadTensor(const char* name, const paddle::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_dense_tensor()) ThrowValueError(Text(name, " must be a dense tensor with memory"));
-  const auto& dense = static_cast<phi::DenseTensor&>(*tensor.impl());
   Argument argument = {};
   argument.name = name;
   argument.tensor = &tensor;
-  argument.shape = MakeDims(name, dense.dims(), dense.dims().size());
-  argument.dtype = dense.dtype();
-  const bool empty = argument.shape.numel() == 0;
-  if (!dense.initialized() && !empty) ThrowValueError(Text(name, " must be initialized, but has no memory"));
-  if (!empty) argument.data = const_cast<void*>(dense.data());
+  argument.shape = MakeDims(name, tensor.dims(), tensor.dims().size());
+  argument.dtype = tensor.dtype();
+  if (argument.shape.numel() > 0) {
+    if (!tensor.initialized()) ThrowValueError(Text(name, " must be initialized, but has no memory"));
+    argument.data = const_cast<void*>(tensor.data());
+  }
   try {
-    argument.place = dense.place();
+    argument.place = tensor.place();
     argument.has_place = true;
-  } catch (const std::exception&) {  // how 2.6 says that an empty tensor has no allocation
+  } catch (const std::exception&) {  // how Paddle says that an empty tensor has no allocation
     argument.has_place = false;
   }
-  if (dense.strides().size() == argument.shape.rank) {
-    argument.strides = MakeDims(name, dense.strides(), argument.shape.rank);
+  if (tensor.strides().size() == argument.shape.rank) {
+    argument.strides = MakeDims(name, tensor.strides(), argument.shape.rank);
   } else {  // made without strides: contiguous
     argument.strides.rank = argument.shape.rank;
     int64_t stride = 1;
