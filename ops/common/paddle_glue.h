@@ -5,10 +5,10 @@
 // a GPU build, which a machine with nvcc alone lacks.
 #include <pybind11/pybind11.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -56,11 +56,19 @@ class ArgumentError : public std::exception {
   std::string message_;
 };
 
+inline std::string ToString(const char* text) { return text; }
+inline std::string ToString(const std::string& text) { return text; }
+inline std::string ToString(int64_t number) { return std::to_string(number); }
+inline std::string ToString(int number) { return std::to_string(number); }
+inline std::string ToString(double number) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g", number);
+  return text;
+}
+
 template <typename... Parts>
 std::string Text(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
+  return (std::string() + ... + ToString(parts));
 }
 
 [[noreturn]] inline void ThrowValueError(const std::string& message) {
@@ -140,10 +148,9 @@ inline Dims MakeDims(const char* name, const std::vector<int64_t>& sizes) {
 }
 
 inline std::string ToString(const Dims& dims) {
-  std::ostringstream out;
-  for (int d = 0; d < dims.rank; ++d) out << (d == 0 ? "[" : ", ") << dims.at[d];
-  out << (dims.rank == 0 ? "[]" : "]");
-  return out.str();
+  std::string text = "[";
+  for (int d = 0; d < dims.rank; ++d) text += Text(d == 0 ? "" : ", ", dims.at[d]);
+  return text + "]";
 }
 
 // Equal as far as both are known.
@@ -215,13 +222,12 @@ inline Argument ReadTensor(const char* name, const paddle::Tensor& tensor) {
 }
 
 inline void CheckDtype(const Argument& argument, std::initializer_list<paddle::DataType> allowed) {
-  std::ostringstream names;
+  std::string names;
   for (const paddle::DataType dtype : allowed) {
     if (argument.dtype == dtype) return;
-    names << (names.tellp() > 0 ? " or " : "") << phi::DataTypeToString(dtype);
+    names += Text(names.empty() ? "" : " or ", phi::DataTypeToString(dtype));
   }
-  ThrowValueError(
-      Text(argument.name, " must have dtype ", names.str(), ", but has ", phi::DataTypeToString(argument.dtype)));
+  ThrowValueError(Text(argument.name, " must have dtype ", names, ", but has ", phi::DataTypeToString(argument.dtype)));
 }
 
 inline bool IsSupportedPlace(const phi::Place& place) {
