@@ -70,8 +70,8 @@ def assert_same_bits(got, expected):
     assert got.keys() == expected.keys()
     for name, array in got.items():
         other = expected[name]
+        assert (array is None) == (other is None), f"{name}: {'None' if array is None else 'not None'}"
         if other is None:
-            assert array is None, name
             continue
         assert (array.dtype, array.shape) == (other.dtype, other.shape), name
         differing = np.flatnonzero(raw(array).reshape(-1) != raw(other).reshape(-1))

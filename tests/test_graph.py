@@ -160,12 +160,21 @@ def specs(shapes):
     return [InputSpec(shape, dtype_of(name), name) for name, shape in shapes.items()]
 
 
+def swiglu(o1, do2_s, unzipped_probs):
+    return F.fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs)
+
+
+def rmsnorm(grad_out, x, z, weight):
+    return F.cake_rmsnorm_silu_gate_train_backward(grad_out, x, z, weight, eps=1e-5)
+
+
+def rmsnorm_without_weight(grad_out, x, z, weight):
+    return F.cake_rmsnorm_silu_gate_train_backward(grad_out, x, z, weight, eps=1e-5, compute_grad_weight=False)
+
+
 @pytest.mark.parametrize("with_spec", [True, False])
 def test_swiglu_to_static(place, with_spec):
-    def function(o1, do2_s, unzipped_probs):
-        return F.fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs)
-
-    static = paddle.jit.to_static(function, input_spec=specs(SWIGLU_SHAPES) if with_spec else None, full_graph=True)
+    static = paddle.jit.to_static(swiglu, input_spec=specs(SWIGLU_SHAPES) if with_spec else None, full_graph=True)
     for rows in ROW_COUNTS:
         inputs = testing.swiglu_weighted_inputs(rows, WIDTH, seed=rows)
         outputs = static(*tensors_of(inputs, place).values())
@@ -176,11 +185,7 @@ def test_swiglu_to_static(place, with_spec):
 @pytest.mark.parametrize("compute", [True, False])
 @pytest.mark.parametrize("with_spec", [True, False])
 def test_rmsnorm_to_static(place, with_spec, compute):
-    def function(grad_out, x, z, weight):
-        return F.cake_rmsnorm_silu_gate_train_backward(
-            grad_out, x, z, weight, eps=1e-5, compute_grad_weight=compute
-        )
-
+    function = rmsnorm if compute else rmsnorm_without_weight
     static = paddle.jit.to_static(function, input_spec=specs(RMSNORM_SHAPES) if with_spec else None, full_graph=True)
     for rows in ROW_COUNTS:
         inputs = testing.rmsnorm_silu_gate_inputs(rows, seed=rows)
@@ -190,10 +195,7 @@ def test_rmsnorm_to_static(place, with_spec, compute):
 
 
 def test_to_static_of_inputs_that_want_gradients(place):
-    @paddle.jit.to_static(full_graph=True)
-    def function(o1, do2_s, unzipped_probs):
-        return F.fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs)
-
+    function = paddle.jit.to_static(swiglu, full_graph=True)
     inputs = testing.swiglu_weighted_inputs(5, WIDTH)
     tensors = tensors_of(inputs, place)
     for tensor in tensors.values():
@@ -205,11 +207,7 @@ def test_to_static_of_inputs_that_want_gradients(place):
 def test_to_static_by_bytecode(place):
     if pir_exists() and not pir():
         pytest.skip("Paddle 3 translates bytecode for PIR alone")
-
-    @paddle.jit.to_static(full_graph=False)
-    def function(grad_out, x, z, weight):
-        return F.cake_rmsnorm_silu_gate_train_backward(grad_out, x, z, weight, eps=1e-5)
-
+    function = paddle.jit.to_static(rmsnorm, full_graph=False)
     for rows in (5, 7):
         inputs = testing.rmsnorm_silu_gate_inputs(rows, seed=rows)
         outputs = function(*tensors_of(inputs, place).values())
