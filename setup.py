@@ -76,9 +76,7 @@ class BuildExtension(build_ext):
         self.call("linking", library, [
             *cxx, "-shared", *objects, "-o", library,
             *(f"-L{folder}" for folder in library_dirs), *(f"-Wl,-rpath,{folder}" for folder in library_dirs),
-            # Ahead of libpaddle.so, which exports parts of the older C++ library that it was built with: streams of this
-            # compiler's headers crash on them.
-            "-Wl,--no-as-needed", "-lstdc++",
+            toolchain.libstdcxx_flag(cxx),
             *flags.extra_link_args, *shlex.split(os.environ.get("LDFLAGS", "")),
         ])
 

@@ -86,6 +86,16 @@ def find_cxx():
     return command, macros.get("__VERSION__", major)
 
 
+def libstdcxx_flag(cxx):
+    """Links the shared C++ library, also for a compiler that has a static one alone.
+
+    A second, static copy in the extension shares the locales of the copy in the process but not their table: the first
+    number written to a stream, by Paddle's headers in an error message, would crash.
+    """
+    has_shared = os.path.isabs(run([*cxx, "-print-file-name=libstdc++.so"]).stdout.strip())
+    return "-lstdc++" if has_shared else "-l:libstdc++.so.6"
+
+
 def find_nvcc():
     """nvcc of CUDA_HOME (or CUDA_PATH), else on PATH: .path, .version, .home, .include_dirs, .library_dirs, .codes."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")

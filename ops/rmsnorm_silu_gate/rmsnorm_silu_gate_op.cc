@@ -110,8 +110,8 @@ void Backward(const Inputs& in, double eps, const phi::Place& place, Outputs* ou
 }
 
 double CheckEpsValue(double eps) {
-  const float rounded = float(eps);
-  if (!(rounded >= 0) || std::isinf(rounded)) ThrowValueError(Text("eps must be finite and not negative, but is ", eps));
+  const float rounded = float(eps);  // -1e-60 becomes -0, 1e60 becomes Inf
+  if (!(eps >= 0) || std::isinf(rounded)) ThrowValueError(Text("eps must be finite and not negative, but is ", eps));
   return rounded;
 }
 
