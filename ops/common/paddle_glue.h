@@ -28,7 +28,7 @@
 #endif
 
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
-#include <cuda_runtime_api.h>
+#include "common/device_guard.h"
 #endif
 
 namespace paddle {
@@ -323,9 +323,11 @@ inline void CheckCuda(const char* function, int status) {
 inline void FillBytes(const paddle::Tensor& tensor, char* data, int64_t count, int64_t itemsize, int64_t pitch, int byte) {
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
   if (tensor.place().GetType() == phi::AllocationType::GPU) {
-    const auto stream = static_cast<cudaStream_t>(CurrentStream(tensor));
-    CheckCuda("memset", pitch == itemsize ? cudaMemsetAsync(data, byte, count * itemsize, stream)
-                                          : cudaMemset2DAsync(data, pitch, byte, itemsize, count, stream));
+    const DeviceGuard guard(tensor.place().GetDeviceId());
+    CheckCuda("memset", guard.status());
+    for (int64_t i = 0; i < count; ++i) {
+      CheckCuda("memset", cudaMemsetAsync(data + i * pitch, byte, itemsize, static_cast<cudaStream_t>(CurrentStream(tensor))));
+    }
     return;
   }
 #endif
@@ -337,13 +339,14 @@ inline void FillBytes(const paddle::Tensor& tensor, char* data, int64_t count, i
 inline void FillNewTensor(const paddle::Tensor& tensor, int byte) {
   const Argument argument = ReadTensor("output", tensor);
   const int64_t bytes = argument.shape.numel() * int64_t(phi::SizeOf(argument.dtype));
-  if (bytes > 0) FillBytes(tensor, argument.Data<char>(), 1, bytes, bytes, byte);
+  if (bytes > 0) FillBytes(tensor, argument.Data<char>(), 1, bytes, 0, byte);
 }
 
 // Zeros in a vector of any stride.
 inline void FillZeros(const Argument& vector) {
-  const MemoryView view = WithPositiveStrides(vector.Memory());
-  FillBytes(*vector.tensor, const_cast<char*>(view.data), view.sizes[0], view.itemsize, view.strides[0] * view.itemsize, 0);
+  const int64_t itemsize = phi::SizeOf(vector.dtype), count = vector.shape.at[0], stride = vector.strides.at[0];
+  if (stride == 1) return FillBytes(*vector.tensor, vector.Data<char>(), 1, count * itemsize, 0, 0);
+  FillBytes(*vector.tensor, vector.Data<char>(), count, itemsize, stride * itemsize, 0);
 }
 
 // A new tensor whose every element the caller is going to write. The tests set GATED_OPS_POISON_OUTPUTS=1, which shows
