@@ -2,7 +2,7 @@
 
 import operator
 
-from ...._graph import call_registered, check_variables, in_graph_mode, refuse_in_graph, unified
+from ...._graph import call_registered, check_bool, check_variables, in_graph_mode, refuse_in_graph, unified
 from ...._library import C
 from ...._place import check_place
 
@@ -80,6 +80,7 @@ def cake_rmsnorm_silu_gate_train_backward(
     Source: ``flashinfer.cake_rmsnorm_silu_gate_train.cake_rmsnorm_silu_gate_train_backward``.
     """
     if in_graph_mode():
+        check_bool(_NAME, "accumulate_grad_weight", accumulate_grad_weight)
         given = dict(
             grad_x=grad_x,
             grad_z=grad_z,
@@ -111,8 +112,7 @@ def cake_rmsnorm_silu_gate_train_backward(
 
 
 def _registered(inputs, eps, compute_grad_weight):
-    if not isinstance(compute_grad_weight, bool):
-        raise TypeError(f"{_NAME}: compute_grad_weight must be a bool, but is {type(compute_grad_weight).__name__}")
+    check_bool(_NAME, "compute_grad_weight", compute_grad_weight)
     attributes = {"eps": C.checked_eps(eps)}
     if compute_grad_weight:
         return call_registered("gated_" + _NAME, inputs, _OUTPUTS, attributes)
