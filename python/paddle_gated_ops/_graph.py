@@ -30,7 +30,7 @@ except ImportError:  # 2.6
 
 
 # unified marks a function that serves eager mode and graphs alike: to_static calls it as it is, and does not rewrite it.
-__all__ = ["call_registered", "check_bool", "check_variables", "in_graph_mode", "refuse_in_graph", "unified"]
+__all__ = ["call_registered", "check_bool", "check_variables", "in_graph_mode", "refuse_buffers", "unified"]
 
 
 def in_graph_mode():
@@ -69,13 +69,13 @@ def check_bool(function, name, value):
         raise TypeError(f"{function}: {name} must be a bool, but is {type(value).__name__}")
 
 
-def refuse_in_graph(function, given):
-    """ValueError for arguments, {name: value}, that mean nothing in a graph."""
+def refuse_buffers(function, given):
+    """ValueError for arguments, {name: value}, that a registered op does not take."""
     for name, value in given.items():
         if value is not None and value is not False:
             raise ValueError(
-                f"{function}: {name} must be left out in a static graph, where outputs are variables of their own and "
-                "the executor owns the memory"
+                f"{function}: {name} must be left out in a static graph and for DistTensors, where each output is a new "
+                "tensor and the framework owns the memory"
             )
 
 

@@ -2,7 +2,7 @@
 
 import operator
 
-from ...._graph import call_registered, check_bool, check_variables, in_graph_mode, refuse_in_graph, unified
+from ...._graph import call_registered, check_bool, check_variables, in_graph_mode, refuse_buffers, unified
 from ...._library import C
 from ...._place import check_place
 
@@ -79,17 +79,8 @@ def cake_rmsnorm_silu_gate_train_backward(
 
     Source: ``flashinfer.cake_rmsnorm_silu_gate_train.cake_rmsnorm_silu_gate_train_backward``.
     """
+    inputs = {"grad_out": grad_out, "x": x, "z": z, "weight": weight}
     if in_graph_mode():
-        check_bool(_NAME, "accumulate_grad_weight", accumulate_grad_weight)
-        given = dict(
-            grad_x=grad_x,
-            grad_z=grad_z,
-            grad_weight=grad_weight,
-            accumulate_grad_weight=accumulate_grad_weight,
-            workspace=workspace,
-        )
-        refuse_in_graph(_NAME, given)
-        inputs = {"grad_out": grad_out, "x": x, "z": z, "weight": weight}
         check_variables(_NAME, inputs, ["bfloat16"] * 4)
     else:
         outputs = C.cake_rmsnorm_silu_gate_train_backward(
@@ -106,13 +97,17 @@ def cake_rmsnorm_silu_gate_train_backward(
             workspace,
         )
         if outputs is not None:
-            return outputs
-        inputs = {"grad_out": grad_out, "x": x, "z": z, "weight": weight}  # DistTensors
-    return _registered(inputs, eps, compute_grad_weight)
-
-
-def _registered(inputs, eps, compute_grad_weight):
+            return outputs  # None: DistTensors
+    given = dict(
+        grad_x=grad_x,
+        grad_z=grad_z,
+        grad_weight=grad_weight,
+        accumulate_grad_weight=accumulate_grad_weight,
+        workspace=workspace,
+    )
+    check_bool(_NAME, "accumulate_grad_weight", accumulate_grad_weight)
     check_bool(_NAME, "compute_grad_weight", compute_grad_weight)
+    refuse_buffers(_NAME, given)
     attributes = {"eps": C.checked_eps(eps)}
     if compute_grad_weight:
         return call_registered("gated_" + _NAME, inputs, _OUTPUTS, attributes)

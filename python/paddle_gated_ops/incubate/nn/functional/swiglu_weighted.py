@@ -55,12 +55,11 @@ def fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs, name=None):
 
     Source: ``paddle.incubate.nn.functional.fused_swiglu_weighted_bwd`` of Paddle 3.1 and newer, GPU builds.
     """
+    inputs = {"o1": o1, "do2_s": do2_s, "unzipped_probs": unzipped_probs}
     if in_graph_mode():
-        inputs = {"o1": o1, "do2_s": do2_s, "unzipped_probs": unzipped_probs}
         check_variables(_NAME, inputs, ("bfloat16", "bfloat16", "float32"))
     else:
         outputs = C.fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs)
         if outputs is not None:
-            return outputs
-        inputs = {"o1": o1, "do2_s": do2_s, "unzipped_probs": unzipped_probs}  # DistTensors
+            return outputs  # None: DistTensors
     return call_registered("gated_" + _NAME, inputs, _OUTPUTS)
