@@ -60,6 +60,35 @@ def fewest_rows_of_all_chunks():
     return high
 
 
+def exact_inputs(rows, terms):
+    """Inputs whose every row adds exactly ``terms`` to the weight's gradient, at eps = 0.
+
+    x of +-1 has an rstd of 1, and SiLU(128) is 128 in FP32.
+
+    Args:
+        rows (int): the number of rows.
+        terms (float64 array): [128] or [rows, 128], BF16 numbers.
+    """
+    signs = np.where(np.arange(128) % 3 == 0, -1.0, 1.0)
+    rows_of = {"grad_out": terms * signs / 128, "x": signs, "z": np.full(128, 128.0)}
+    inputs = {name: testing.to_bf16_bits(np.broadcast_to(row, (rows, 128))) for name, row in rows_of.items()}
+    return {**inputs, "weight": testing.to_bf16_bits(np.linspace(-2, 2, 128))}
+
+
+def order_revealing_inputs(rows, seed=0):
+    """Inputs of exactly known terms whose FP64 sum tells the order of its additions, at eps = 0.
+
+    The first row of each unit has a term that another unit's cancels, of sizes from 2^-30 to 2^30: what is left of the
+    sum is the rounding errors of FP64 alone.
+    """
+    generator = np.random.default_rng(seed)
+    pairs = rows // UNIT // 2
+    terms = generator.integers(128, 256, (pairs, 128)) * 2.0 ** generator.integers(-37, 24, (pairs, 128))
+    every_row = np.zeros((rows, 128))
+    every_row[: 2 * pairs * UNIT : UNIT] = generator.permuted(np.concatenate([terms, -terms]), axis=0)
+    return exact_inputs(rows, every_row)
+
+
 def raw(array):
     """The array's bytes as integers: -0 differs from 0, and a NaN equals itself."""
     return array if array.dtype == np.uint16 else np.ascontiguousarray(array).view(np.uint32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import paddle_gated_ops
-from calls import assert_same_bits, raw, run_python, run_rmsnorm, run_swiglu
+from calls import array_of, assert_same_bits, order_revealing_inputs, raw, run_python, run_rmsnorm, run_swiglu, tensor_of
 from paddle_gated_ops import testing
 
 # A thread is worth its waking from 512 KiB of traffic on: these sizes keep eight of them busy.
@@ -22,6 +22,25 @@ def num_threads():
     paddle_gated_ops.set_num_threads(before)
 
 
+def sum_of_rows(place, rows):
+    """The weight's gradient in FP32, of terms whose sum tells the order of the additions."""
+    grad_weight = tensor_of(np.full(128, np.nan, np.float32), place)
+    run_rmsnorm(order_revealing_inputs(rows), place, eps=0.0, grad_weight=grad_weight)
+    return array_of(grad_weight)
+
+
+def test_the_sum_of_rows_tells_its_order(place):
+    # So that the other tests of this file see where that order is not fixed.
+    arrays = order_revealing_inputs(LARGE_RMSNORM)
+    forward = sum_of_rows(place, LARGE_RMSNORM)
+    whole_units = LARGE_RMSNORM // 16 * 16
+    turned = {n: a if n == "weight" else np.concatenate([np.roll(a[:whole_units], 16, 0), a[whole_units:]])
+              for n, a in arrays.items()}
+    grad_weight = tensor_of(np.full(128, np.nan, np.float32), place)
+    run_rmsnorm(turned, place, eps=0.0, grad_weight=grad_weight)
+    assert np.mean(array_of(grad_weight) != forward) > 0.5
+
+
 @pytest.mark.parametrize("x", ["random", "zeros"])
 def test_a_hundred_runs_of_rmsnorm(place, x):
     inputs = testing.rmsnorm_silu_gate_inputs(2000, seed=1)
@@ -30,6 +49,12 @@ def test_a_hundred_runs_of_rmsnorm(place, x):
     first = run_rmsnorm(inputs, place)
     for _ in range(99):
         assert_same_bits(run_rmsnorm(inputs, place), first)
+
+
+def test_twenty_sums_of_rows(place):
+    first = sum_of_rows(place, LARGE_RMSNORM)
+    for _ in range(19):
+        np.testing.assert_array_equal(sum_of_rows(place, LARGE_RMSNORM), first)
 
 
 def test_twenty_runs_of_swiglu(place):
@@ -43,12 +68,13 @@ def test_number_of_threads(num_threads):
     swiglu = testing.swiglu_weighted_inputs(*LARGE_SWIGLU, seed=3)
     rmsnorm = testing.rmsnorm_silu_gate_inputs(LARGE_RMSNORM, seed=3)
     num_threads(1)
-    expected = run_swiglu(swiglu, "cpu"), run_rmsnorm(rmsnorm, "cpu")
+    expected = run_swiglu(swiglu, "cpu"), run_rmsnorm(rmsnorm, "cpu"), sum_of_rows("cpu", LARGE_RMSNORM)
     for count in (2, 3, 8):
         num_threads(count)
         for _ in range(5):
             assert_same_bits(run_swiglu(swiglu, "cpu"), expected[0])
             assert_same_bits(run_rmsnorm(rmsnorm, "cpu"), expected[1])
+            np.testing.assert_array_equal(sum_of_rows("cpu", LARGE_RMSNORM), expected[2])
 
 
 def digest():
@@ -68,6 +94,7 @@ def digest():
     for views in ({}, {"x": "step2", "z": "offset"}):
         for array in run_rmsnorm(inputs, "cpu", views).values():
             total.update(raw(array).tobytes())
+    total.update(sum_of_rows("cpu", LARGE_RMSNORM).tobytes())
     return total.hexdigest()
 
 

@@ -36,6 +36,17 @@ def test_swiglu_special_value_stays_in_its_row(place, width, operand, special):
     testing.assert_swiglu_weighted_bwd(inputs, got)  # and in the row it is where float64 has it
 
 
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7FC00000])
+def test_nan_of_any_payload_stays_a_nan(place, bits):
+    # Rounding up must not carry out of a NaN's bits.
+    inputs = testing.swiglu_weighted_inputs(3, 40, seed=1)
+    inputs["unzipped_probs"].view(np.uint32)[1] = bits
+    got = run_swiglu(inputs, place)
+    for name in ("do1", "o2_s"):
+        assert np.isnan(from_bf16_bits(got[name][1])).all(), name
+    testing.assert_swiglu_weighted_bwd(inputs, got)
+
+
 @pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("operand", ["grad_out", "x", "z"])
 def test_rmsnorm_special_value_stays_in_its_row(place, operand, special):

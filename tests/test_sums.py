@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import UNIT, array_of, fewest_rows_of_all_chunks, run_rmsnorm, run_swiglu, tensor_of
+from calls import UNIT, array_of, exact_inputs, fewest_rows_of_all_chunks, run_rmsnorm, run_swiglu, tensor_of
 from paddle_gated_ops import testing
 from paddle_gated_ops.testing import from_bf16_bits, reference, to_bf16_bits
 
@@ -37,17 +37,6 @@ def test_probs_grad_of_cancelling_terms(place):
     inputs["o1"] = np.concatenate([half["gate"], half["gate"], up, up ^ 0x8000], axis=1)
     outputs = run_swiglu(inputs, place)
     testing.assert_swiglu_weighted_bwd(inputs, outputs)
-
-
-def exact_inputs(rows, terms):
-    """RSG inputs whose every row adds exactly ``terms`` [128], BF16 numbers, to the weight's gradient (eps = 0).
-
-    x of +-1 has rstd 1; SiLU(128) is 128 in FP32.
-    """
-    signs = np.where(np.arange(128) % 3 == 0, -1.0, 1.0)
-    rows_of = {"grad_out": terms * signs / 128, "x": signs, "z": np.full(128, 128.0)}
-    inputs = {name: np.tile(to_bf16_bits(row), (rows, 1)) for name, row in rows_of.items()}
-    return {**inputs, "weight": to_bf16_bits(np.linspace(-2, 2, 128))}
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 63, 131, 132, 133, 513, 8191, CHUNKED, CHUNKED + 1, 32767])

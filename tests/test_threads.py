@@ -82,23 +82,10 @@ def test_other_python_threads_run_meanwhile():
     assert max(meanwhile) > 0, f"nothing ran during {calls}"
 
 
-FORK = """
+WAIT_FOR_CHILD = """
 import os, sys, time
-import paddle, paddle_gated_ops
-from test_threads import digest_of_large_calls
 
-paddle_gated_ops.set_num_threads(4)
-expected = digest_of_large_calls()
-for generation in range(3):
-    child = os.fork()
-    if child == 0:
-        same = digest_of_large_calls() == expected == digest_of_large_calls()
-        if generation == 0:  # a child's child, too
-            grandchild = os.fork()
-            if grandchild == 0:
-                os._exit(0 if digest_of_large_calls() == expected else 3)
-            same = same and os.waitpid(grandchild, 0)[1] == 0
-        os._exit(0 if same else 3)
+def wait_for(child):
     end = time.monotonic() + 60
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -109,6 +96,26 @@ for generation in range(3):
             sys.exit("the child hangs")
         time.sleep(0.01)
     assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0, status
+"""
+
+FORK = WAIT_FOR_CHILD + """
+import paddle, paddle_gated_ops
+from test_threads import digest_of_large_calls
+
+paddle_gated_ops.set_num_threads(4)
+expected = digest_of_large_calls()
+for generation in range(3):
+    child = os.fork()
+    if child == 0:
+        same = digest_of_large_calls() == expected == digest_of_large_calls()
+        same = same and len(os.listdir("/proc/self/task")) >= 4  # on threads of its own
+        if generation == 0:  # a child's child, too
+            grandchild = os.fork()
+            if grandchild == 0:
+                os._exit(0 if digest_of_large_calls() == expected else 3)
+            same = same and os.waitpid(grandchild, 0)[1] == 0
+        os._exit(0 if same else 3)
+    wait_for(child)
     assert digest_of_large_calls() == expected  # the parent's threads are still there
 print("ok")
 """
@@ -116,6 +123,54 @@ print("ok")
 
 def test_fork_after_use():
     assert run_python(FORK) == "ok"
+
+
+FORK_DURING_CALLS = WAIT_FOR_CHILD + """
+import threading
+import numpy as np, paddle, paddle_gated_ops
+from calls import array_of, tensor_of, tensors_of
+from paddle_gated_ops import testing
+from paddle_gated_ops.incubate.nn import functional as F
+
+# Every tensor is made beforehand, so that no lock of Paddle's allocator is at stake.
+def arguments():
+    rows = 9001
+    tensors = tensors_of(testing.rmsnorm_silu_gate_inputs(rows), "cpu")
+    tensors["grad_x"], tensors["grad_z"] = (tensor_of(np.zeros((rows, 128), np.uint16), "cpu") for _ in range(2))
+    tensors["grad_weight"] = tensor_of(np.zeros(128, np.uint16), "cpu")
+    floats = F.cake_rmsnorm_silu_gate_train_backward_workspace_bytes(rows, "cpu") // 4
+    tensors["workspace"] = tensor_of(np.zeros(floats, np.float32), "cpu")
+    return tensors
+
+paddle_gated_ops.set_num_threads(4)
+mine, others = arguments(), arguments()
+done = threading.Event()
+
+def work():
+    while not done.is_set():
+        F.cake_rmsnorm_silu_gate_train_backward(**others)
+
+worker = threading.Thread(target=work)
+worker.start()
+expected = array_of(F.cake_rmsnorm_silu_gate_train_backward(**mine)[0]).copy()
+try:
+    for i in range(30):
+        time.sleep(0.0007 * i)
+        child = os.fork()
+        if child == 0:
+            for _ in range(3):
+                grad_x = F.cake_rmsnorm_silu_gate_train_backward(**mine)[0]
+            os._exit(0 if np.array_equal(array_of(grad_x), expected) else 3)
+        wait_for(child)
+finally:
+    done.set()
+    worker.join()
+print("ok")
+"""
+
+
+def test_fork_while_another_thread_is_in_a_call():
+    assert run_python(FORK_DURING_CALLS) == "ok"
 
 
 MULTIPROCESSING = """
