@@ -5,7 +5,16 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import RMSNORM_INPUTS, SWIGLU_INPUTS, array_of, assert_same_bits, run_rmsnorm, run_swiglu, tensor_of, tensors_of
+from calls import (
+    RMSNORM_INPUTS,
+    SWIGLU_INPUTS,
+    array_of,
+    assert_same_bits,
+    run_rmsnorm,
+    run_swiglu,
+    tensor_of,
+    tensors_of,
+)
 from paddle_gated_ops import testing
 
 pytestmark = pytest.mark.skipif(int(paddle.__version__.split(".")[0]) < 3, reason="needs Paddle 3")

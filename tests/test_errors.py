@@ -161,11 +161,13 @@ RMSNORM_VALUES = {
     "workspace with a stride": ("workspace", lambda place: fp32(1 << 12)(place)[::2]),
     "workspace backwards": ("workspace", lambda place: fp32(1 << 12)(place)[::-1]),
     "workspace transposed": ("workspace", lambda place: fp32(64, 64)(place).transpose([1, 0])),
-    "workspace of one element, repeated": ("workspace", lambda place: paddle.as_strided(fp32(1)(place), [1 << 12], [0])),
+    "workspace of one element": ("workspace", lambda place: paddle.as_strided(fp32(1)(place), [1 << 12], [0])),
     **{
-        f"eps {value!r}": ("eps", lambda place, value=value: value)
-        for value in (-1e-6, -1.0, -1e-60, float("nan"), float("inf"), -float("inf"), 1e39, np.float64(-1), np.float32("nan"))
+        f"eps {type(value).__name__} {value}": ("eps", lambda place, value=value: value)
+        for value in (-1e-6, -1.0, -1, -1e-60, 1e39, *map(float, ("nan", "inf", "-inf")))
     },
+    "eps float64 -1": ("eps", lambda place: np.float64(-1)),
+    "eps float32 nan": ("eps", lambda place: np.float32("nan")),
 }
 
 

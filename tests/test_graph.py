@@ -333,7 +333,8 @@ def test_wrong_shape_when_it_runs(place, program, name):
 @pytest.mark.skipif("FLAGS_enable_pir_api" in os.environ, reason="the IR is chosen from outside")
 def test_all_of_this_in_the_legacy_ir():
     env = {**os.environ, "FLAGS_enable_pir_api": "0"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", os.path.abspath(__file__)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu"]
+    command += [os.path.abspath(__file__)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

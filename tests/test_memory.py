@@ -247,8 +247,8 @@ def test_grad_weight_shares_nothing(place, inputs, other, compute):
 def test_workspace_shares_nothing(place, inputs, other, compute):
     floats = F.cake_rmsnorm_silu_gate_train_backward_workspace_bytes(ROWS, place) // 4
     size = 128 if "weight" in other else ROWS * 128
-    # The workspace's last element is the first two of the shared tensor. A view can make BF16 of FP32, though not always
-    # the reverse, so the buffer is FP32.
+    # The workspace's last element is the first two of the shared tensor. A view can make BF16 of FP32, though not in
+    # each Paddle the reverse, so the buffer is FP32.
     array = inputs.get(other, nan_bits(size)).reshape(-1)
     buffer = np.concatenate([np.zeros(2 * floats - 2, np.uint16), array]).view(np.float32)
     base = tensor_of(buffer, place)

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 import paddle_gated_ops
-from calls import array_of, assert_same_bits, order_revealing_inputs, raw, run_python, run_rmsnorm, run_swiglu, tensor_of
+from calls import (
+    array_of,
+    assert_same_bits,
+    order_revealing_inputs,
+    raw,
+    run_python,
+    run_rmsnorm,
+    run_swiglu,
+    tensor_of,
+)
 from paddle_gated_ops import testing
 
 # A thread is worth its waking from 512 KiB of traffic on: these sizes keep eight of them busy.
