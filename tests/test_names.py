@@ -7,9 +7,11 @@ import pytest
 from calls import run_python
 
 OURS = [
-    "gated_fused_swiglu_weighted_bwd",
+    "gated_cake_rmsnorm_silu_gate",
     "gated_cake_rmsnorm_silu_gate_train_backward",
     "gated_cake_rmsnorm_silu_gate_train_backward_without_weight",
+    "gated_fused_swiglu_weighted",
+    "gated_fused_swiglu_weighted_bwd",
 ]
 
 BUILT_IN = """

@@ -222,6 +222,16 @@ inline Argument ReadTensor(const char* name, const paddle::Tensor& tensor) {
   return argument;
 }
 
+// Densely laid out, row by row; strides of dimensions of size 1 do not matter.
+inline bool IsContiguous(const Argument& argument) {
+  int64_t stride = 1;
+  for (int d = argument.shape.rank - 1; d >= 0; --d) {
+    if (argument.shape.at[d] != 1 && argument.strides.at[d] != stride) return false;
+    stride *= argument.shape.at[d];
+  }
+  return true;
+}
+
 inline void CheckDtype(const Argument& argument, std::initializer_list<paddle::DataType> allowed) {
   std::string names;
   for (const paddle::DataType dtype : allowed) {
@@ -229,6 +239,12 @@ inline void CheckDtype(const Argument& argument, std::initializer_list<paddle::D
     names += Text(names.empty() ? "" : " or ", phi::DataTypeToString(dtype));
   }
   ThrowValueError(Text(argument.name, " must have dtype ", names, ", but has ", phi::DataTypeToString(argument.dtype)));
+}
+
+inline bool AnyDist(std::initializer_list<const paddle::Tensor*> tensors) {
+  bool any = false;
+  for (const paddle::Tensor* tensor : tensors) any = any || tensor->is_dist_tensor();
+  return any;
 }
 
 inline bool IsSupportedPlace(const phi::Place& place) {
@@ -268,6 +284,17 @@ inline paddle::Tensor& CheckTensor(const char* name, py::handle object) {
   return paddle::pybind::CastPyArg2Tensor(object.ptr(), 0);
 }
 
+// A number; TypeError for what is none. Tensors are none, though they convert: that would synchronize.
+inline double CheckNumber(const char* name, py::handle object) {
+  double value = -1.0;
+  if (!PyBool_Check(object.ptr()) && !paddle::pybind::PyCheckTensor(object.ptr()) && PyNumber_Check(object.ptr())) {
+    value = PyFloat_AsDouble(object.ptr());
+    if (value != -1.0 || !PyErr_Occurred()) return value;
+    PyErr_Clear();
+  }
+  ThrowTypeError(Text(name, " must be a float, but is ", TypeName(object)));
+}
+
 inline bool CheckBool(const char* name, py::handle object) {
   if (!PyBool_Check(object.ptr())) ThrowTypeError(Text(name, " must be a bool, but is ", TypeName(object)));
   return object.ptr() == Py_True;
@@ -275,16 +302,6 @@ inline bool CheckBool(const char* name, py::handle object) {
 
 inline py::object ToPython(const paddle::Tensor& tensor) {
   return py::reinterpret_steal<py::object>(paddle::pybind::ToPyObject(tensor, false));
-}
-
-// A leaf that wants a gradient must not be written while gradients are recorded: autograd would not know.
-inline void CheckNotTrainableLeaf(const char* name, py::handle object) {
-  static const py::handle is_grad_enabled = py::object(py::module_::import("paddle").attr("is_grad_enabled")).release();
-  if (!object.attr("stop_gradient").cast<bool>() && object.attr("is_leaf").cast<bool>() &&
-      is_grad_enabled().cast<bool>()) {
-    ThrowValueError(Text(name, " is a leaf with stop_gradient=False, which must not be written while gradients are "
-                               "enabled; pass a tensor with stop_gradient=True, or call under paddle.no_grad()"));
-  }
 }
 
 // Other Python threads run while the body computes. It must not touch Python objects.
@@ -320,34 +337,33 @@ inline void CheckCuda(const char* function, int status) {
 }
 #endif
 
-// Sets the bytes of `count` items that lie `pitch` bytes apart.
-inline void FillBytes(const paddle::Tensor& tensor, char* data, int64_t count, int64_t itemsize, int64_t pitch, int byte) {
+// Sets bytes of a tensor's memory, on its current stream.
+inline void FillBytes(const paddle::Tensor& tensor, void* data, int64_t bytes, int byte) {
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
   if (tensor.place().GetType() == phi::AllocationType::GPU) {
     const DeviceGuard guard(tensor.place().GetDeviceId());
     CheckCuda("memset", guard.status());
-    for (int64_t i = 0; i < count; ++i) {
-      CheckCuda("memset", cudaMemsetAsync(data + i * pitch, byte, itemsize, static_cast<cudaStream_t>(CurrentStream(tensor))));
-    }
+    CheckCuda("memset", cudaMemsetAsync(data, byte, bytes, static_cast<cudaStream_t>(CurrentStream(tensor))));
     return;
   }
 #endif
   (void)tensor;
-  for (int64_t i = 0; i < count; ++i) std::memset(data + i * pitch, byte, itemsize);
+  std::memset(data, byte, bytes);
 }
 
-// All bytes of a new tensor. 0 makes zeros, 0xff NaN in BF16 and FP32.
-inline void FillNewTensor(const paddle::Tensor& tensor, int byte) {
-  const Argument argument = ReadTensor("output", tensor);
-  const int64_t bytes = argument.shape.numel() * int64_t(phi::SizeOf(argument.dtype));
-  if (bytes > 0) FillBytes(tensor, argument.Data<char>(), 1, bytes, 0, byte);
-}
-
-// Zeros in a vector of any stride.
-inline void FillZeros(const Argument& vector) {
-  const int64_t itemsize = phi::SizeOf(vector.dtype), count = vector.shape.at[0], stride = vector.strides.at[0];
-  if (stride == 1) return FillBytes(*vector.tensor, vector.Data<char>(), 1, count * itemsize, 0, 0);
-  FillBytes(*vector.tensor, vector.Data<char>(), count, itemsize, stride * itemsize, 0);
+// Zeros in each element of a tensor of any strides: item by item where it is not dense, as only sums of no terms need it.
+inline void FillZeros(const Argument& argument) {
+  const int64_t itemsize = phi::SizeOf(argument.dtype), count = argument.shape.numel();
+  if (count == 0) return;
+  if (IsContiguous(argument)) return FillBytes(*argument.tensor, argument.data, count * itemsize, 0);
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t rest = i, offset = 0;
+    for (int d = argument.shape.rank - 1; d >= 0; --d) {
+      offset += rest % argument.shape.at[d] * argument.strides.at[d];
+      rest /= argument.shape.at[d];
+    }
+    FillBytes(*argument.tensor, argument.Data<char>() + offset * itemsize, itemsize, 0);
+  }
 }
 
 // A new tensor whose every element the caller is going to write. The tests set GATED_OPS_POISON_OUTPUTS=1, which shows
@@ -360,8 +376,30 @@ inline paddle::Tensor AllocateOutput(const Dims& shape, paddle::DataType dtype, 
                              [memory](void*) {});
   }
   paddle::Tensor tensor = paddle::empty(shape.vector(), dtype, place);
-  if (PoisonOutputs()) FillNewTensor(tensor, 0xff);
+  if (PoisonOutputs()) FillBytes(tensor, tensor.data(), shape.numel() * int64_t(phi::SizeOf(dtype)), 0xff);
   return tensor;
+}
+
+// ---- Views and launches
+
+// [rows, columns] of a tensor that has columns, or [rows] of one that has none.
+template <typename T>
+void SetView(const Argument& argument, RowView<T>* view) {
+  view->data = argument.Data<T>();
+  view->column_stride = argument.strides.rank > 0 ? argument.strides.last() : 1;
+}
+
+// Calls the launcher of the place; `tensor` is one of its tensors, which knows the current stream. The launchers are template
+// arguments, so that a CPU build refers to no CUDA launcher.
+template <auto kCpuLauncher, auto kCudaLauncher, typename Params>
+void Launch(const char* function, const Params& params, const phi::Place& place, const paddle::Tensor& tensor) {
+#ifdef PADDLE_GATED_OPS_WITH_CUDA
+  if (place.GetType() == phi::AllocationType::GPU) {
+    CheckCuda(function, kCudaLauncher(params, place.GetDeviceId(), CurrentStream(tensor)));
+    return;
+  }
+#endif
+  kCpuLauncher(params);
 }
 
 }  // namespace paddle_gated_ops

@@ -1,4 +1,4 @@
-// What the kernels of the gated RMSNorm backward are given, and their launchers. Stands alone: no Paddle.
+// What the kernels of gated RMSNorm are given, and their launchers. Stands alone: no Paddle.
 #pragma once
 
 #include "common/numerics.h"
@@ -29,8 +29,20 @@ GATED_OPS_INLINE int64_t ChunkBegin(int64_t units, int chunks, int chunk) {
   return even * chunk + (chunk < rest ? chunk : rest);
 }
 
-struct RmsNormSiluGateBwdParams {
+struct RmsNormSiluGateFwdParams {
   RowSpace space;  // the rows
+  float eps;
+  // Inputs
+  RowView<const Bf16> x;     // [rows, 128]
+  RowView<const Bf16> gate;  // [rows, 128], z
+  const Bf16* weight;        // [128]
+  int64_t weight_stride;
+  // Output
+  RowView<Bf16> output;  // [rows, 128], y
+};
+
+struct RmsNormSiluGateBwdParams {
+  RowSpace space;
   float eps;
   // Inputs
   RowView<const Bf16> output_grad;  // [rows, 128], grad_out
@@ -38,15 +50,15 @@ struct RmsNormSiluGateBwdParams {
   RowView<const Bf16> gate;         // [rows, 128], z
   const Bf16* weight;               // [128]
   int64_t weight_stride;
-  // Outputs
+  // Outputs; null data where one is not wanted
   RowView<Bf16> x_grad;     // [rows, 128]
   RowView<Bf16> gate_grad;  // [rows, 128]
-  // The weight gradient, [128], BF16 or FP32; both null where it is not wanted
+  // The weight gradient, [128]: BF16, or FP32, or both null
   Bf16* weight_grad_bf16;
   float* weight_grad_fp32;
   int64_t weight_grad_stride;
   bool accumulate_weight_grad;  // add to what is there, before the one rounding
-  double* chunk_sums;           // [ChunkCount(rows), 128], 8-byte aligned scratch, written before it is read
+  double* chunk_sums;  // [ChunkCount(rows), 128], 8-byte aligned scratch, written before it is read; null with the above
 };
 
 // The bytes of a workspace that holds chunk_sums wherever its 4-byte aligned memory begins.
@@ -66,9 +78,11 @@ GATED_OPS_INLINE void StoreWeightGrad(const RmsNormSiluGateBwdParams& p, int col
   }
 }
 
+void LaunchRmsNormSiluGateFwdCpu(const RmsNormSiluGateFwdParams& params);
 void LaunchRmsNormSiluGateBwdCpu(const RmsNormSiluGateBwdParams& params);
 
-// On `stream` of GPU `device`. Returns the launches' cudaError_t; 0 is success.
+// On `stream` of GPU `device`. Return the launches' cudaError_t; 0 is success.
+int LaunchRmsNormSiluGateFwdCuda(const RmsNormSiluGateFwdParams& params, int device, void* stream);
 int LaunchRmsNormSiluGateBwdCuda(const RmsNormSiluGateBwdParams& params, int device, void* stream);
 
 }  // namespace paddle_gated_ops

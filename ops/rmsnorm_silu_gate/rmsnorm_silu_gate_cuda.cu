@@ -7,7 +7,8 @@
 namespace paddle_gated_ops {
 namespace {
 
-using Params = RmsNormSiluGateBwdParams;
+using FwdParams = RmsNormSiluGateFwdParams;
+using BwdParams = RmsNormSiluGateBwdParams;
 
 // A block takes a chunk of rows, a unit of 16 rows at a time: 16 lanes a row, 8 columns a lane.
 constexpr int kLanes = kNormSize / kVectorColumns;
@@ -18,13 +19,47 @@ constexpr int kFlushUnits = 16;  // FP32 additions in sequence before FP64 takes
 // 7 % slower on an H200. Indexing several leading dimensions needs more registers.
 constexpr int MinBlocks(bool vector, bool one_dim) { return one_dim ? 3 : vector ? 2 : 1; }
 
+// 1 / sqrt(mean(x^2) + eps) of the row whose 16 lanes call it.
+__device__ __forceinline__ float ReciprocalStd(const float (&x)[kVectorColumns], float eps) {
+  float squares[kVectorColumns];
+#pragma unroll
+  for (int i = 0; i < kVectorColumns; ++i) squares[i] = x[i] * x[i];
+  return rsqrtf(GroupSum(TreeSum8(squares), kLanes) * (1.0f / kNormSize) + eps);
+}
+
+__device__ __forceinline__ void LoadWeight(const Bf16* weight, int64_t stride, int column, float (&values)[kVectorColumns]) {
+#pragma unroll
+  for (int i = 0; i < kVectorColumns; ++i) values[i] = Bf16ToFloat(weight[(column + i) * stride]);
+}
+
+// [rows, 128] x 2 -> [rows, 128]; a block takes a unit.
+template <bool kVector, bool kOneDim>
+__global__ void __launch_bounds__(kBlockThreads) RmsNormSiluGateFwdKernel(const __grid_constant__ FwdParams p) {
+  const int column = threadIdx.x % kLanes * kVectorColumns;
+  const int64_t row = int64_t(blockIdx.x) * kUnitRows + threadIdx.x / kLanes;
+  const bool active = row < p.space.rows;  // all lanes of a warp stay for the shuffles
+  const RowIndex index = MakeRowIndex<kOneDim>(p.space, active ? row : 0);
+  const auto load = [&](const auto& view) {
+    return Load8<kVector>(RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, kNormSize);
+  };
+  const Bf16x8 x_bits = load(p.x), gate_bits = load(p.gate);
+  float x[8], gate[8], weight[8], output[8];
+  LoadWeight(p.weight, p.weight_stride, column, weight);
+  Unpack(x_bits, x), Unpack(gate_bits, gate);
+  const float rstd = ReciprocalStd(x, p.eps);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) output[i] = GatedNormForward(x[i] * rstd, gate[i], weight[i]);
+  if (!active) return;
+  Store8<kVector>(Pack(output), RowPointer<kOneDim>(p.space, p.output, index), column, p.output.column_stride, kNormSize);
+}
+
 // What one lane reads of one row.
 struct RowBits {
   Bf16x8 output_grad, x, gate;
 };
 
 template <bool kVector, bool kOneDim>
-__device__ __forceinline__ RowBits LoadRowBits(const Params& p, int64_t row, int column) {
+__device__ __forceinline__ RowBits LoadRowBits(const BwdParams& p, int64_t row, int column) {
   RowBits bits = {};
   if (row < p.space.rows) {
     const RowIndex index = MakeRowIndex<kOneDim>(p.space, row);
@@ -39,15 +74,14 @@ __device__ __forceinline__ RowBits LoadRowBits(const Params& p, int64_t row, int
 // [rows, 128] x 3 -> [rows, 128] x 2 and chunk_sums [chunks, 128]: every element is read once and written once.
 template <bool kVector, bool kOneDim, bool kWeightGrad>
 __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kVector, kOneDim))
-    RmsNormSiluGateBwdKernel(const __grid_constant__ Params p) {
+    RmsNormSiluGateBwdKernel(const __grid_constant__ BwdParams p) {
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const int column = lane * kVectorColumns;
   const int64_t units = UnitCount(p.space.rows);
   const int64_t begin = ChunkBegin(units, gridDim.x, blockIdx.x), end = ChunkBegin(units, gridDim.x, blockIdx.x + 1);
 
   float weight[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) weight[i] = Bf16ToFloat(p.weight[(column + i) * p.weight_stride]);
+  LoadWeight(p.weight, p.weight_stride, column, weight);
 
   // Each thread has its own slots; [i][lane] keeps them free of bank conflicts.
   __shared__ double sums[kWeightGrad ? kUnitRows : 1][kVectorColumns][kLanes];
@@ -74,11 +108,7 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kVector, kOneDim))
 
     float x[8], output_grad[8], gate[8];
     Unpack(bits.x, x), Unpack(bits.output_grad, output_grad), Unpack(bits.gate, gate);
-    float squares[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) squares[i] = x[i] * x[i];
-    const float mean_square = GroupSum(TreeSum8(squares), kLanes) * (1.0f / kNormSize);
-    const float rstd = rsqrtf(mean_square + p.eps);
+    const float rstd = ReciprocalStd(x, p.eps);
 
     float n[8], weighted[8], projection[8], gate_grad[8];
 #pragma unroll
@@ -98,6 +128,7 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kVector, kOneDim))
     if (active) {
       const RowIndex index = MakeRowIndex<kOneDim>(p.space, row);
       const auto store = [&](const auto& view, const float(&values)[8]) {
+        if (view.data == nullptr) return;
         Store8<kVector>(Pack(values), RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, kNormSize);
       };
       store(p.x_grad, x_grad);
@@ -130,7 +161,7 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kVector, kOneDim))
 constexpr int kSumColumns = 8;
 constexpr int kSumSegments = 32;
 
-__global__ void __launch_bounds__(kSumColumns* kSumSegments) SumChunksKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kSumColumns* kSumSegments) SumChunksKernel(const __grid_constant__ BwdParams p) {
   const int chunks = ChunkCount(p.space.rows);
   const int column = blockIdx.x * kSumColumns + threadIdx.x % kSumColumns;
   const int segment = threadIdx.x / kSumColumns;
@@ -150,24 +181,36 @@ __global__ void __launch_bounds__(kSumColumns* kSumSegments) SumChunksKernel(con
   if (segment == 0) StoreWeightGrad(p, column, sums[0][threadIdx.x]);
 }
 
-constexpr void (*kKernels[2][2][2])(Params) = {  // [16-byte accesses][one leading dimension][weight gradient]
+constexpr void (*kBwdKernels[2][2][2])(BwdParams) = {  // [16-byte accesses][one leading dimension][weight gradient]
     {{RmsNormSiluGateBwdKernel<false, false, false>, RmsNormSiluGateBwdKernel<false, false, true>},
      {RmsNormSiluGateBwdKernel<false, true, false>, RmsNormSiluGateBwdKernel<false, true, true>}},
     {{RmsNormSiluGateBwdKernel<true, false, false>, RmsNormSiluGateBwdKernel<true, false, true>},
      {RmsNormSiluGateBwdKernel<true, true, false>, RmsNormSiluGateBwdKernel<true, true, true>}}};
 
+constexpr void (*kFwdKernels[2][2])(FwdParams) = {  // [16-byte accesses][one leading dimension]
+    {RmsNormSiluGateFwdKernel<false, false>, RmsNormSiluGateFwdKernel<false, true>},
+    {RmsNormSiluGateFwdKernel<true, false>, RmsNormSiluGateFwdKernel<true, true>}};
+
 }  // namespace
+
+int LaunchRmsNormSiluGateFwdCuda(const RmsNormSiluGateFwdParams& p, int device, void* stream) {
+  const DeviceGuard guard(device);
+  if (guard.status() != cudaSuccess) return guard.status();
+  const bool vector = IsVectorAligned(p.space, p.x) && IsVectorAligned(p.space, p.gate) && IsVectorAligned(p.space, p.output);
+  return LaunchKernel(kFwdKernels[vector][p.space.ndim == 1], dim3(unsigned(UnitCount(p.space.rows))),
+                      dim3(kBlockThreads), p, stream);
+}
 
 int LaunchRmsNormSiluGateBwdCuda(const RmsNormSiluGateBwdParams& p, int device, void* stream) {
   const DeviceGuard guard(device);
   if (guard.status() != cudaSuccess) return guard.status();
-  const auto aligned = [&](const auto& view) { return IsVectorAligned(p.space, view); };
+  const auto aligned = [&](const auto& view) { return view.data == nullptr || IsVectorAligned(p.space, view); };
   const bool vector =
       aligned(p.output_grad) && aligned(p.x) && aligned(p.gate) && aligned(p.x_grad) && aligned(p.gate_grad);
   const bool weight_grad = p.chunk_sums != nullptr;
   const int chunks = ChunkCount(p.space.rows);
   const cudaError_t status =
-      LaunchKernel(kKernels[vector][p.space.ndim == 1][weight_grad], dim3(chunks), dim3(kBlockThreads), p, stream);
+      LaunchKernel(kBwdKernels[vector][p.space.ndim == 1][weight_grad], dim3(chunks), dim3(kBlockThreads), p, stream);
   if (status != cudaSuccess || !weight_grad || chunks == 1) return status;
   return LaunchKernel(SumChunksKernel, dim3(kNormSize / kSumColumns), dim3(kSumColumns * kSumSegments), p, stream);
 }

@@ -1,9 +1,14 @@
-// The gated RMSNorm backward of one element, host and device. README.md has the derivation.
+// Gated RMSNorm of one element, forward and backward, host and device. README.md has the derivation.
 #pragma once
 
 #include "common/numerics.h"
 
 namespace paddle_gated_ops {
+
+// n = x * rstd, times weight, times SiLU(gate).
+GATED_OPS_INLINE float GatedNormForward(float n, float gate, float weight) {
+  return (n * weight) * (Sigmoid(gate) * gate);
+}
 
 // What one element gives before its row's second sum is known.
 struct GatedNormTerms {

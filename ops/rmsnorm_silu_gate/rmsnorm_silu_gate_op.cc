@@ -2,69 +2,123 @@
 
 #include <cmath>
 
+#include "common/caller_outputs.h"
 #include "common/paddle_glue.h"
 #include "rmsnorm_silu_gate/rmsnorm_silu_gate.h"
 
 namespace paddle_gated_ops {
 namespace {
 
-constexpr char kFunction[] = "cake_rmsnorm_silu_gate_train_backward";
+constexpr char kFwd[] = "cake_rmsnorm_silu_gate";
+constexpr char kBwd[] = "cake_rmsnorm_silu_gate_train_backward";
 constexpr auto kBf16 = paddle::DataType::BFLOAT16;
 constexpr auto kFp32 = paddle::DataType::FLOAT32;
 
 using Shape = std::vector<int64_t>;
+using paddle::Tensor;
 
-// grad_out, x, z [..., 128], weight [128].
-void CheckShapes(const Dims& grad_out, const Dims& x, const Dims& z, const Dims& weight) {
+// ---- Checks
+
+// x, z [..., 128], weight [128].
+void CheckShapes(const Dims& x, const Dims& z, const Dims& weight) {
   if (x.rank < 1 || (x.last() != kNormSize && x.last() != kUnknown)) {
     ThrowValueError(Text("x must have shape [..., ", kNormSize, "], but has ", ToString(x)));
   }
-  CheckShape("grad_out", grad_out, x, "x's");
   CheckShape("z", z, x, "x's");
   CheckShape("weight", weight, {kNormSize}, "one weight a column of x");
 }
 
-void CheckShapes(const Shape& grad_out, const Shape& x, const Shape& z, const Shape& weight) {
+// ... and grad_out [..., 128]
+void CheckShapes(const Dims& grad_out, const Dims& x, const Dims& z, const Dims& weight) {
+  CheckShapes(x, z, weight);
+  CheckShape("grad_out", grad_out, x, "x's");
+}
+
+void CheckFwdShapes(const Shape& x, const Shape& z, const Shape& weight) {
+  CheckShapes(MakeDims("x", x), MakeDims("z", z), MakeDims("weight", weight));
+}
+
+void CheckBwdShapes(const Shape& grad_out, const Shape& x, const Shape& z, const Shape& weight) {
   CheckShapes(MakeDims("grad_out", grad_out), MakeDims("x", x), MakeDims("z", z), MakeDims("weight", weight));
 }
 
-struct Inputs {
+double CheckEpsValue(double eps) {
+  const float rounded = float(eps);  // -1e-60 becomes -0, 1e60 becomes Inf
+  if (!(eps >= 0) || std::isinf(rounded)) ThrowValueError(Text("eps must be finite and not negative, but is ", eps));
+  return rounded;
+}
+
+double CheckEps(py::handle eps) { return CheckEpsValue(CheckNumber("eps", eps)); }
+
+int64_t Rows(const Dims& x) { return x.numel() / kNormSize; }
+
+// ---- The calls
+
+struct FwdInputs {
+  Argument x, z, weight;
+};
+
+FwdInputs ReadInputs(const Tensor& x, const Tensor& z, const Tensor& weight) {
+  const FwdInputs in = {ReadTensor("x", x), ReadTensor("z", z), ReadTensor("weight", weight)};
+  for (const Argument* argument : {&in.x, &in.z, &in.weight}) CheckDtype(*argument, {kBf16});
+  CheckShapes(in.x.shape, in.z.shape, in.weight.shape);
+  return in;
+}
+
+void Forward(const char* function, const FwdInputs& in, double eps, const phi::Place& place, Tensor* out) {
+  if (!out->defined()) *out = AllocateOutput(in.x.shape, kBf16, place);
+  if (in.x.shape.numel() == 0) return;
+  const Argument output = ReadTensor("out", *out);
+
+  RmsNormSiluGateFwdParams params = {};
+  params.eps = float(eps);
+  params.space = MergeLeadingDims<3>(in.x.shape.rank - 1, in.x.shape.at, {in.x.strides.at, in.z.strides.at, output.strides.at},
+                                     {params.x.row_strides, params.gate.row_strides, params.output.row_strides});
+  SetView(in.x, &params.x);
+  SetView(in.z, &params.gate);
+  SetView(output, &params.output);
+  params.weight = in.weight.Data<Bf16>();
+  params.weight_stride = in.weight.strides.last();
+  Launch<LaunchRmsNormSiluGateFwdCpu, LaunchRmsNormSiluGateFwdCuda>(function, params, place, *in.x.tensor);
+}
+
+struct BwdInputs {
   Argument grad_out, x, z, weight;
 };
 
-Inputs ReadInputs(const paddle::Tensor& grad_out, const paddle::Tensor& x, const paddle::Tensor& z,
-                  const paddle::Tensor& weight) {
-  const Inputs in = {ReadTensor("grad_out", grad_out), ReadTensor("x", x), ReadTensor("z", z),
-                     ReadTensor("weight", weight)};
+BwdInputs ReadInputs(const Tensor& grad_out, const Tensor& x, const Tensor& z, const Tensor& weight) {
+  const BwdInputs in = {ReadTensor("grad_out", grad_out), ReadTensor("x", x), ReadTensor("z", z),
+                        ReadTensor("weight", weight)};
   for (const Argument* argument : {&in.grad_out, &in.x, &in.z, &in.weight}) CheckDtype(*argument, {kBf16});
   CheckShapes(in.grad_out.shape, in.x.shape, in.z.shape, in.weight.shape);
   return in;
 }
 
-// What a call writes. Tensors that the caller did not pass are allocated once all checks have passed.
+// What a call writes. Wanted tensors that the caller did not pass are allocated once all checks have passed.
 struct Outputs {
-  paddle::Tensor grad_x, grad_z, grad_weight, workspace;
-  bool compute_grad_weight = true;
+  Tensor grad_x, grad_z, grad_weight, workspace;
+  bool want_grad_x = true, want_grad_z = true, want_grad_weight = true;
   bool accumulate_grad_weight = false;
 };
 
-int64_t Rows(const Dims& x) { return x.numel() / kNormSize; }
-
-// Allocates what is missing of the outputs and computes.
-void Backward(const Inputs& in, double eps, const phi::Place& place, Outputs* out) {
+void Backward(const char* function, const BwdInputs& in, double eps, const phi::Place& place, Outputs* out) {
+  const auto allocate = [&](bool wanted, const Argument& like, Tensor* tensor) {
+    if (wanted && !tensor->defined()) *tensor = AllocateOutput(like.shape, kBf16, place);
+  };
+  allocate(out->want_grad_x, in.x, &out->grad_x);
+  allocate(out->want_grad_z, in.x, &out->grad_z);
+  allocate(out->want_grad_weight, in.weight, &out->grad_weight);
+  const auto read = [](const char* name, bool wanted, const Tensor& tensor) {
+    return wanted ? ReadTensor(name, tensor) : Argument{};
+  };
+  const Argument grad_x = read("grad_x", out->want_grad_x, out->grad_x);
+  const Argument grad_z = read("grad_z", out->want_grad_z, out->grad_z);
+  const Argument grad_weight = read("grad_weight", out->want_grad_weight, out->grad_weight);
   const int64_t rows = Rows(in.x.shape);
-  if (!out->grad_x.defined()) out->grad_x = AllocateOutput(in.x.shape, kBf16, place);
-  if (!out->grad_z.defined()) out->grad_z = AllocateOutput(in.x.shape, kBf16, place);
-  if (out->compute_grad_weight && !out->grad_weight.defined()) {
-    out->grad_weight = AllocateOutput({kNormSize}, kBf16, place);
-  }
-  const Argument grad_weight = out->compute_grad_weight ? ReadTensor("grad_weight", out->grad_weight) : Argument{};
   if (rows == 0) {
-    if (out->compute_grad_weight && !out->accumulate_grad_weight) FillZeros(grad_weight);
+    if (out->want_grad_weight && !out->accumulate_grad_weight) FillZeros(grad_weight);
     return;
   }
-  const Argument grad_x = ReadTensor("grad_x", out->grad_x);
-  const Argument grad_z = ReadTensor("grad_z", out->grad_z);
 
   RmsNormSiluGateBwdParams params = {};
   params.eps = float(eps);
@@ -73,19 +127,15 @@ void Backward(const Inputs& in, double eps, const phi::Place& place, Outputs* ou
       {in.grad_out.strides.at, in.x.strides.at, in.z.strides.at, grad_x.strides.at, grad_z.strides.at},
       {params.output_grad.row_strides, params.x.row_strides, params.gate.row_strides, params.x_grad.row_strides,
        params.gate_grad.row_strides});
-  const auto set_view = [](const Argument& argument, auto& view) {
-    view.data = argument.Data<Bf16>();
-    view.column_stride = argument.strides.last();
-  };
-  set_view(in.grad_out, params.output_grad);
-  set_view(in.x, params.x);
-  set_view(in.z, params.gate);
-  set_view(grad_x, params.x_grad);
-  set_view(grad_z, params.gate_grad);
+  SetView(in.grad_out, &params.output_grad);
+  SetView(in.x, &params.x);
+  SetView(in.z, &params.gate);
+  if (out->want_grad_x) SetView(grad_x, &params.x_grad);
+  if (out->want_grad_z) SetView(grad_z, &params.gate_grad);
   params.weight = in.weight.Data<Bf16>();
   params.weight_stride = in.weight.strides.last();
 
-  if (out->compute_grad_weight) {
+  if (out->want_grad_weight) {
     if (grad_weight.dtype == kBf16) {
       params.weight_grad_bf16 = grad_weight.Data<Bf16>();
     } else {
@@ -99,117 +149,111 @@ void Backward(const Inputs& in, double eps, const phi::Place& place, Outputs* ou
     const auto begin = reinterpret_cast<uintptr_t>(ReadTensor("workspace", out->workspace).data);
     params.chunk_sums = reinterpret_cast<double*>((begin + 7) / 8 * 8);
   }
-
-#ifdef PADDLE_GATED_OPS_WITH_CUDA
-  if (place.GetType() == phi::AllocationType::GPU) {
-    CheckCuda(kFunction, LaunchRmsNormSiluGateBwdCuda(params, place.GetDeviceId(), CurrentStream(*in.x.tensor)));
-    return;
-  }
-#endif
-  LaunchRmsNormSiluGateBwdCpu(params);
+  Launch<LaunchRmsNormSiluGateBwdCpu, LaunchRmsNormSiluGateBwdCuda>(function, params, place, *in.x.tensor);
 }
 
-double CheckEpsValue(double eps) {
-  const float rounded = float(eps);  // -1e-60 becomes -0, 1e60 becomes Inf
-  if (!(eps >= 0) || std::isinf(rounded)) ThrowValueError(Text("eps must be finite and not negative, but is ", eps));
-  return rounded;
+phi::Place PlaceOf(const BwdInputs& in) {
+  return CheckPlaces({&in.grad_out, &in.x, &in.z, &in.weight}, phi::CPUPlace());
 }
 
-double CheckEps(py::handle object) {
-  PyObject* eps = object.ptr();
-  if (PyBool_Check(eps) || paddle::pybind::PyCheckTensor(eps) || !PyNumber_Check(eps)) {
-    ThrowTypeError(Text("eps must be a float, but is ", TypeName(object)));
-  }
-  const double value = PyFloat_AsDouble(eps);
-  if (value == -1.0 && PyErr_Occurred()) {
-    PyErr_Clear();
-    ThrowTypeError(Text("eps must be a float, but is ", TypeName(object)));
-  }
-  return CheckEpsValue(value);
-}
+// ---- The registered ops, for graphs. The backward is two: with and without the weight's gradient.
 
-// ---- The registered ops, for graphs: one with and one without the weight's gradient
-
-std::vector<paddle::Tensor> AnyKernel(const paddle::Tensor& grad_out, const paddle::Tensor& x, const paddle::Tensor& z,
-                                      const paddle::Tensor& weight, float eps, bool compute_grad_weight) {
-  return WithPaddleErrors(kFunction, [&]() -> std::vector<paddle::Tensor> {
-    const Inputs in = ReadInputs(grad_out, x, z, weight);
-    const phi::Place place = CheckPlaces({&in.grad_out, &in.x, &in.z, &in.weight}, phi::CPUPlace());
+std::vector<Tensor> AnyBwdKernel(const char* function, const Tensor& grad_out, const Tensor& x, const Tensor& z,
+                                 const Tensor& weight, float eps, bool want_grad_weight) {
+  return WithPaddleErrors(function, [&]() -> std::vector<Tensor> {
+    const BwdInputs in = ReadInputs(grad_out, x, z, weight);
     Outputs out;
-    out.compute_grad_weight = compute_grad_weight;
-    Backward(in, CheckEpsValue(eps), place, &out);
-    if (!compute_grad_weight) return {out.grad_x, out.grad_z};
+    out.want_grad_weight = want_grad_weight;
+    Backward(function, in, CheckEpsValue(eps), PlaceOf(in), &out);
+    if (!want_grad_weight) return {out.grad_x, out.grad_z};
     return {out.grad_x, out.grad_z, out.grad_weight};
   });
 }
 
-std::vector<paddle::Tensor> Kernel(const paddle::Tensor& grad_out, const paddle::Tensor& x, const paddle::Tensor& z,
-                                   const paddle::Tensor& weight, float eps) {
-  return AnyKernel(grad_out, x, z, weight, eps, true);
+std::vector<Tensor> BwdKernel(const Tensor& grad_out, const Tensor& x, const Tensor& z, const Tensor& weight, float eps) {
+  return AnyBwdKernel(kBwd, grad_out, x, z, weight, eps, true);
 }
 
-std::vector<paddle::Tensor> KernelWithoutWeight(const paddle::Tensor& grad_out, const paddle::Tensor& x,
-                                                const paddle::Tensor& z, const paddle::Tensor& weight, float eps) {
-  return AnyKernel(grad_out, x, z, weight, eps, false);
+std::vector<Tensor> BwdKernelWithoutWeight(const Tensor& grad_out, const Tensor& x, const Tensor& z, const Tensor& weight,
+                                           float eps) {
+  return AnyBwdKernel(kBwd, grad_out, x, z, weight, eps, false);
 }
 
-std::vector<Shape> InferShape(const Shape& grad_out, const Shape& x, const Shape& z, const Shape& weight) {
-  WithPaddleErrors(kFunction, [&] { CheckShapes(grad_out, x, z, weight); });
+std::vector<Shape> BwdInferShape(const Shape& grad_out, const Shape& x, const Shape& z, const Shape& weight) {
+  WithPaddleErrors(kBwd, [&] { CheckBwdShapes(grad_out, x, z, weight); });
   return {x, z, weight};
 }
 
-std::vector<Shape> InferShapeWithoutWeight(const Shape& grad_out, const Shape& x, const Shape& z, const Shape& weight) {
-  std::vector<Shape> shapes = InferShape(grad_out, x, z, weight);
+std::vector<Shape> BwdInferShapeWithoutWeight(const Shape& grad_out, const Shape& x, const Shape& z,
+                                              const Shape& weight) {
+  std::vector<Shape> shapes = BwdInferShape(grad_out, x, z, weight);
   shapes.pop_back();
   return shapes;
 }
 
 using Dtype = paddle::DataType;
 
-std::vector<Dtype> InferDtype(const Dtype&, const Dtype& x, const Dtype& z, const Dtype& weight) {
+std::vector<Dtype> BwdInferDtype(const Dtype&, const Dtype& x, const Dtype& z, const Dtype& weight) {
   return {x, z, weight};
 }
 
-std::vector<Dtype> InferDtypeWithoutWeight(const Dtype&, const Dtype& x, const Dtype& z, const Dtype&) { return {x, z}; }
-
-using paddle::Tensor;
+std::vector<Dtype> BwdInferDtypeWithoutWeight(const Dtype&, const Dtype& x, const Dtype& z, const Dtype&) {
+  return {x, z};
+}
 
 std::vector<Tensor> NoGradient(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                const Tensor&, float) {
-  ThrowNoGradient(kFunction);
+  ThrowNoGradient(kBwd);
 }
 
 std::vector<Tensor> NoGradientWithoutWeight(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                             const Tensor&, float) {
-  ThrowNoGradient(kFunction);
+  ThrowNoGradient(kBwd);
 }
 
-// ---- The caller's outputs, of the eager entry alone
-
-// An output or workspace that the caller may pass.
-struct OptionalArgument {
-  py::handle object;
-  bool given;
-  Argument argument;
-};
-
-OptionalArgument ReadOptional(const char* name, py::handle object) {
-  OptionalArgument optional = {object, !object.is_none(), {}};
-  if (optional.given) optional.argument = ReadTensor(name, CheckTensor(name, object));
-  return optional;
+std::vector<Tensor> FwdKernel(const Tensor& x, const Tensor& z, const Tensor& weight, float eps) {
+  return WithPaddleErrors(kFwd, [&]() -> std::vector<Tensor> {
+    const FwdInputs in = ReadInputs(x, z, weight);
+    Tensor out;
+    Forward(kFwd, in, CheckEpsValue(eps), CheckPlaces({&in.x, &in.z, &in.weight}, phi::CPUPlace()), &out);
+    return {out};
+  });
 }
 
-void CheckNoOverlap(const Argument& output, const Argument& other) {
-  if (MayOverlap(output.Memory(), other.Memory())) {
-    ThrowValueError(Text(output.name, " must not share memory with ", other.name));
+std::vector<Shape> FwdInferShape(const Shape& x, const Shape& z, const Shape& weight) {
+  WithPaddleErrors(kFwd, [&] { CheckFwdShapes(x, z, weight); });
+  return {x};
+}
+
+std::vector<Dtype> FwdInferDtype(const Dtype& x, const Dtype&, const Dtype&) { return {x}; }
+
+std::vector<Tensor> FwdGradKernel(const Tensor& x, const Tensor& z, const Tensor& weight, const Tensor& grad_out,
+                                  float eps) {
+  return AnyBwdKernel(kFwd, grad_out, x, z, weight, eps, true);
+}
+
+std::vector<Shape> FwdGradInferShape(const Shape& x, const Shape& z, const Shape& weight, const Shape&) {
+  return {x, z, weight};
+}
+
+std::vector<Dtype> FwdGradInferDtype(const Dtype& x, const Dtype& z, const Dtype& weight, const Dtype&) {
+  return {x, z, weight};
+}
+
+// ---- Checks of what the caller passes to the eager entry
+
+void CheckWorkspace(const OptionalArgument& optional, int64_t rows) {
+  if (!optional.given) return;
+  const Argument& workspace = optional.argument;
+  CheckDtype(workspace, {kFp32});
+  if (!IsContiguous(workspace)) {
+    ThrowValueError(Text("workspace must be contiguous, but has shape ", ToString(workspace.shape), " and strides ",
+                         ToString(workspace.strides)));
   }
-}
-
-// A gradient of [..., 128] may be an input's memory, element for element: each row is read before it is written.
-void CheckNoOverlapUnlessSame(const Argument& output, const Argument& input) {
-  if (!IsSameMemory(output.Memory(), input.Memory()) && MayOverlap(output.Memory(), input.Memory())) {
-    ThrowValueError(Text(output.name, " must be exactly the memory of ", input.name,
-                         " (same pointer and strides) or share none with it"));
+  const int64_t bytes = workspace.shape.numel() * int64_t(sizeof(float));
+  if (bytes < WorkspaceBytes(rows)) {
+    ThrowValueError(
+        Text("workspace must have at least ", WorkspaceBytes(rows), " bytes for ", rows, " rows, but has ", bytes));
   }
 }
 
@@ -217,129 +261,115 @@ struct OptionalArguments {
   OptionalArgument grad_x, grad_z, grad_weight, workspace;
 };
 
-void CheckOptionalArguments(const Inputs& in, const OptionalArguments& optional) {
-  for (const OptionalArgument* output : {&optional.grad_x, &optional.grad_z}) {
-    if (!output->given) continue;
-    CheckDtype(output->argument, {kBf16});
-    CheckShape(output->argument.name, output->argument.shape, in.x.shape, "x's");
-  }
-  if (optional.grad_weight.given) {
-    CheckDtype(optional.grad_weight.argument, {kBf16, kFp32});
-    CheckShape("grad_weight", optional.grad_weight.argument.shape, {kNormSize}, "weight's");
-  }
-  if (optional.workspace.given) {
-    const Argument& workspace = optional.workspace.argument;
-    CheckDtype(workspace, {kFp32});
-    int64_t stride = 1;
-    for (int d = workspace.shape.rank - 1; d >= 0; --d) {
-      if (workspace.shape.at[d] != 1 && workspace.strides.at[d] != stride) {
-        ThrowValueError(Text("workspace must be contiguous, but has shape ", ToString(workspace.shape), " and strides ",
-                             ToString(workspace.strides)));
-      }
-      stride *= workspace.shape.at[d];
-    }
-    const int64_t rows = Rows(in.x.shape), bytes = workspace.shape.numel() * int64_t(sizeof(float));
-    if (bytes < WorkspaceBytes(rows)) {
-      ThrowValueError(Text("workspace must have at least ", WorkspaceBytes(rows), " bytes for ", rows, " rows, but has ",
-                           bytes));
-    }
-  }
-}
-
 // Who may share memory with whom.
-void CheckMemory(const Inputs& in, const OptionalArguments& optional) {
-  const OptionalArgument* const outputs[] = {&optional.grad_x, &optional.grad_z, &optional.grad_weight};
-  for (const OptionalArgument* output : outputs) {
-    if (!output->given) continue;
-    if (MayOverlapItself(output->argument.Memory())) {
-      ThrowValueError(Text(output->argument.name, " must have a place of its own for each element, but has shape ",
-                           ToString(output->argument.shape), " and strides ", ToString(output->argument.strides)));
-    }
-    CheckNotTrainableLeaf(output->argument.name, output->object);
+void CheckMemory(const BwdInputs& in, const OptionalArguments& optional) {
+  for (const OptionalArgument* output : {&optional.grad_x, &optional.grad_z, &optional.grad_weight}) {
+    CheckWritable(*output);
   }
   for (const OptionalArgument* output : {&optional.grad_x, &optional.grad_z}) {
-    if (!output->given) continue;
-    for (const Argument* input : {&in.grad_out, &in.x, &in.z}) CheckNoOverlapUnlessSame(output->argument, *input);
-    CheckNoOverlap(output->argument, in.weight);
+    for (const Argument* input : {&in.grad_out, &in.x, &in.z}) CheckNoOverlapUnlessSame(*output, *input);
+    CheckNoOverlap(*output, in.weight);
   }
-  if (optional.grad_x.given && optional.grad_z.given) {
-    CheckNoOverlap(optional.grad_x.argument, optional.grad_z.argument);
-  }
+  CheckNoOverlap(optional.grad_x, optional.grad_z);
   for (const OptionalArgument* alone : {&optional.grad_weight, &optional.workspace}) {
-    if (!alone->given) continue;
-    for (const Argument* input : {&in.grad_out, &in.x, &in.z, &in.weight}) CheckNoOverlap(alone->argument, *input);
-    for (const OptionalArgument* output : outputs) {
-      if (output->given && output != alone) CheckNoOverlap(alone->argument, output->argument);
-    }
+    for (const Argument* input : {&in.grad_out, &in.x, &in.z, &in.weight}) CheckNoOverlap(*alone, *input);
+    CheckNoOverlap(*alone, optional.grad_x);
+    CheckNoOverlap(*alone, optional.grad_z);
   }
+  CheckNoOverlap(optional.workspace, optional.grad_weight);
 }
 
 }  // namespace
 
-// ---- The eager entry
-
-double CheckedEps(py::handle eps) {
-  return WithPythonErrors(kFunction, [&] { return CheckEps(eps); });
+void CheckRmsNormSiluGateFwdShapes(const Shape& x, const Shape& z, const Shape& weight) {
+  WithPythonErrors(kFwd, [&] { CheckFwdShapes(x, z, weight); });
 }
 
-void CheckRmsNormSiluGateShapes(const Shape& grad_out, const Shape& x, const Shape& z, const Shape& weight) {
-  WithPythonErrors(kFunction, [&] { CheckShapes(grad_out, x, z, weight); });
+void CheckRmsNormSiluGateBwdShapes(const Shape& grad_out, const Shape& x, const Shape& z, const Shape& weight) {
+  WithPythonErrors(kBwd, [&] { CheckBwdShapes(grad_out, x, z, weight); });
+}
+
+double CheckedEps(const std::string& function, py::handle eps) {
+  return WithPythonErrors(function.c_str(), [&] { return CheckEps(eps); });
 }
 
 int64_t RmsNormSiluGateWorkspaceBytes(int64_t rows) { return WorkspaceBytes(rows); }
 
+// ---- The eager entries
+
+py::object CakeRmsNormSiluGate(const std::string& function, py::handle x, py::handle z, py::handle weight, py::handle eps,
+                               py::handle out) {
+  return WithPythonErrors(function.c_str(), [&]() -> py::object {
+    const Tensor& x_tensor = CheckTensor("x", x);
+    const Tensor& z_tensor = CheckTensor("z", z);
+    const Tensor& weight_tensor = CheckTensor("weight", weight);
+    if (AnyDist({&x_tensor, &z_tensor, &weight_tensor})) return py::none();
+    const double eps_value = CheckEps(eps);
+    const FwdInputs in = ReadInputs(x_tensor, z_tensor, weight_tensor);
+    const OptionalArgument given_out = ReadOptional("out", out);
+    CheckDtype(given_out, {kBf16});
+    CheckShape(given_out, in.x.shape, "x's");
+    const phi::Place place = CheckPlaces({&in.x, &in.z, &in.weight, &given_out.argument}, phi::CPUPlace());
+    CheckWritable(given_out);
+    CheckNoOverlapUnlessSame(given_out, in.x);
+    CheckNoOverlapUnlessSame(given_out, in.z);
+    CheckNoOverlap(given_out, in.weight);
+    Tensor output = TensorOf(given_out);
+    WithoutGil([&] { Forward(function.c_str(), in, eps_value, place, &output); });
+    return ToResult(given_out, &output);
+  });
+}
+
 py::object CakeRmsNormSiluGateTrainBackward(py::handle grad_out, py::handle x, py::handle z, py::handle weight,
                                             py::handle eps, py::handle grad_x, py::handle grad_z, py::handle grad_weight,
                                             py::handle accumulate_grad_weight, py::handle compute_grad_weight,
-                                            py::handle workspace) {
-  return WithPythonErrors(kFunction, [&]() -> py::object {
-    const paddle::Tensor& grad_out_tensor = CheckTensor("grad_out", grad_out);
-    const paddle::Tensor& x_tensor = CheckTensor("x", x);
-    const paddle::Tensor& z_tensor = CheckTensor("z", z);
-    const paddle::Tensor& weight_tensor = CheckTensor("weight", weight);
-    for (const paddle::Tensor* tensor : {&grad_out_tensor, &x_tensor, &z_tensor, &weight_tensor}) {
-      if (tensor->is_dist_tensor()) return py::none();
-    }
-    Outputs out;
-    out.accumulate_grad_weight = CheckBool("accumulate_grad_weight", accumulate_grad_weight);
-    out.compute_grad_weight = CheckBool("compute_grad_weight", compute_grad_weight);
+                                            py::handle workspace, bool want_grad_x, bool want_grad_z) {
+  return WithPythonErrors(kBwd, [&]() -> py::object {
+    const Tensor& grad_out_tensor = CheckTensor("grad_out", grad_out);
+    const Tensor& x_tensor = CheckTensor("x", x);
+    const Tensor& z_tensor = CheckTensor("z", z);
+    const Tensor& weight_tensor = CheckTensor("weight", weight);
+    if (AnyDist({&grad_out_tensor, &x_tensor, &z_tensor, &weight_tensor})) return py::none();
+    const bool accumulate = CheckBool("accumulate_grad_weight", accumulate_grad_weight);
+    const bool want_grad_weight = CheckBool("compute_grad_weight", compute_grad_weight);
     const double eps_value = CheckEps(eps);
-    if (out.accumulate_grad_weight && grad_weight.is_none()) {
+    if (accumulate && grad_weight.is_none()) {
       ThrowValueError("accumulate_grad_weight=True needs grad_weight, the tensor to add to, but it is None");
     }
-    if (out.accumulate_grad_weight && !out.compute_grad_weight) {
+    if (accumulate && !want_grad_weight) {
       ThrowValueError("accumulate_grad_weight=True needs compute_grad_weight=True, but it is False");
     }
 
-    const Inputs in = ReadInputs(grad_out_tensor, x_tensor, z_tensor, weight_tensor);
+    const BwdInputs in = ReadInputs(grad_out_tensor, x_tensor, z_tensor, weight_tensor);
     const OptionalArguments optional = {ReadOptional("grad_x", grad_x), ReadOptional("grad_z", grad_z),
                                         ReadOptional("grad_weight", grad_weight), ReadOptional("workspace", workspace)};
-    CheckOptionalArguments(in, optional);
+    for (const OptionalArgument* output : {&optional.grad_x, &optional.grad_z}) {
+      CheckDtype(*output, {kBf16});
+      CheckShape(*output, in.x.shape, "x's");
+    }
+    CheckDtype(optional.grad_weight, {kBf16, kFp32});
+    CheckShape(optional.grad_weight, {kNormSize}, "weight's");
+    CheckWorkspace(optional.workspace, Rows(in.x.shape));
     const phi::Place place =
         CheckPlaces({&in.grad_out, &in.x, &in.z, &in.weight, &optional.grad_x.argument, &optional.grad_z.argument,
                      &optional.grad_weight.argument, &optional.workspace.argument},
                     phi::CPUPlace());
     CheckMemory(in, optional);
 
-    const auto take = [](const OptionalArgument& from, paddle::Tensor* to) {
-      if (from.given) *to = *from.argument.tensor;
+    Outputs out = {TensorOf(optional.grad_x), TensorOf(optional.grad_z),
+                   want_grad_weight ? TensorOf(optional.grad_weight) : Tensor(),
+                   want_grad_weight ? TensorOf(optional.workspace) : Tensor(),
+                   want_grad_x,
+                   want_grad_z,
+                   want_grad_weight,
+                   accumulate};
+    WithoutGil([&] { Backward(kBwd, in, eps_value, place, &out); });
+    const auto result = [](bool wanted, const OptionalArgument& given, Tensor* tensor) -> py::object {
+      return wanted ? ToResult(given, tensor) : py::object(py::none());
     };
-    take(optional.grad_x, &out.grad_x);
-    take(optional.grad_z, &out.grad_z);
-    if (out.compute_grad_weight) {
-      take(optional.grad_weight, &out.grad_weight);
-      take(optional.workspace, &out.workspace);
-    }
-    WithoutGil([&] { Backward(in, eps_value, place, &out); });
-
-    const auto result = [](const OptionalArgument& given, paddle::Tensor* tensor) -> py::object {
-      if (!given.given) return ToPython(*tensor);
-      tensor->bump_inplace_version();
-      return py::reinterpret_borrow<py::object>(given.object);
-    };
-    return py::make_tuple(
-        result(optional.grad_x, &out.grad_x), result(optional.grad_z, &out.grad_z),
-        out.compute_grad_weight ? result(optional.grad_weight, &out.grad_weight) : py::object(py::none()));
+    return py::make_tuple(result(want_grad_x, optional.grad_x, &out.grad_x),
+                          result(want_grad_z, optional.grad_z, &out.grad_z),
+                          result(want_grad_weight, optional.grad_weight, &out.grad_weight));
   });
 }
 
@@ -349,9 +379,9 @@ PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward)
     .Inputs({"grad_out", "x", "z", "weight"})
     .Outputs({"grad_x", "grad_z", "grad_weight"})
     .Attrs({"eps: float"})
-    .SetKernelFn(PD_KERNEL(paddle_gated_ops::Kernel))
-    .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::InferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::InferDtype));
+    .SetKernelFn(PD_KERNEL(paddle_gated_ops::BwdKernel))
+    .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::BwdInferShape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtype));
 
 PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate_train_backward)
     .Inputs({"grad_out", "x", "z", "weight", paddle::Grad("grad_x"), paddle::Grad("grad_z"), paddle::Grad("grad_weight")})
@@ -363,12 +393,28 @@ PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward_without_weight)
     .Inputs({"grad_out", "x", "z", "weight"})
     .Outputs({"grad_x", "grad_z"})
     .Attrs({"eps: float"})
-    .SetKernelFn(PD_KERNEL(paddle_gated_ops::KernelWithoutWeight))
-    .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::InferShapeWithoutWeight))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::InferDtypeWithoutWeight));
+    .SetKernelFn(PD_KERNEL(paddle_gated_ops::BwdKernelWithoutWeight))
+    .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::BwdInferShapeWithoutWeight))
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtypeWithoutWeight));
 
 PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate_train_backward_without_weight)
     .Inputs({"grad_out", "x", "z", "weight", paddle::Grad("grad_x"), paddle::Grad("grad_z")})
     .Outputs({paddle::Grad("grad_out"), paddle::Grad("x"), paddle::Grad("z"), paddle::Grad("weight")})
     .Attrs({"eps: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::NoGradientWithoutWeight));
+
+PD_BUILD_OP(gated_cake_rmsnorm_silu_gate)
+    .Inputs({"x", "z", "weight"})
+    .Outputs({"y"})
+    .Attrs({"eps: float"})
+    .SetKernelFn(PD_KERNEL(paddle_gated_ops::FwdKernel))
+    .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::FwdInferShape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdInferDtype));
+
+PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate)
+    .Inputs({"x", "z", "weight", paddle::Grad("y")})
+    .Outputs({paddle::Grad("x"), paddle::Grad("z"), paddle::Grad("weight")})
+    .Attrs({"eps: float"})
+    .SetKernelFn(PD_KERNEL(paddle_gated_ops::FwdGradKernel))
+    .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::FwdGradInferShape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdGradInferDtype));

@@ -1,4 +1,4 @@
-// What the kernels of the weighted SwiGLU backward are given, and their launchers. Stands alone: no Paddle.
+// What the kernels of weighted SwiGLU are given, and their launchers. Stands alone: no Paddle.
 #pragma once
 
 #include "common/numerics.h"
@@ -6,24 +6,39 @@
 
 namespace paddle_gated_ops {
 
-struct SwigluWeightedBwdParams {
+struct SwigluWeightedFwdParams {
   RowSpace space;             // the rows
   int64_t intermediate_size;  // I
+  float clamp;                // gate to at most this, up to at most this in magnitude; +Inf for none
   // Inputs
-  RowView<const Bf16> gate;         // [rows, I], o1's left half
-  RowView<const Bf16> up;           // [rows, I], o1's right half
+  RowView<const Bf16> gate;    // [rows, I], o1's left half
+  RowView<const Bf16> up;      // [rows, I], o1's right half
+  RowView<const float> probs;  // [rows], column_stride unused
+  // Output
+  RowView<Bf16> output;  // [rows, I], o2_s
+};
+
+struct SwigluWeightedBwdParams {
+  RowSpace space;
+  int64_t intermediate_size;
+  float clamp;
+  // Inputs
+  RowView<const Bf16> gate;
+  RowView<const Bf16> up;
   RowView<const Bf16> output_grad;  // [rows, I], do2_s
-  RowView<const float> probs;       // [rows], column_stride unused
-  // Outputs
+  RowView<const float> probs;
+  // Outputs; null data where one is not wanted
   RowView<Bf16> gate_grad;    // [rows, I], do1's left half
-  RowView<Bf16> up_grad;      // [rows, I], do1's right half
+  RowView<Bf16> up_grad;      // [rows, I], do1's right half; null with gate_grad
   RowView<Bf16> output;       // [rows, I], o2_s
   RowView<float> probs_grad;  // [rows], column_stride unused
 };
 
+void LaunchSwigluWeightedFwdCpu(const SwigluWeightedFwdParams& params);
 void LaunchSwigluWeightedBwdCpu(const SwigluWeightedBwdParams& params);
 
-// On `stream` of GPU `device`. Returns the launch's cudaError_t; 0 is success.
+// On `stream` of GPU `device`. Return the launch's cudaError_t; 0 is success.
+int LaunchSwigluWeightedFwdCuda(const SwigluWeightedFwdParams& params, int device, void* stream);
 int LaunchSwigluWeightedBwdCuda(const SwigluWeightedBwdParams& params, int device, void* stream);
 
 }  // namespace paddle_gated_ops

@@ -79,25 +79,28 @@ def refuse_buffers(function, given):
             )
 
 
-def call_registered(op, inputs, outputs, attributes=None):
-    """Outputs of the registered op, a tuple of variables or DistTensors with stop_gradient True.
+def call_registered(op, inputs, outputs, attributes=None, differentiable=False):
+    """Outputs of the registered op, a tuple of variables or DistTensors.
 
     Args:
         op (str): the registered name.
         inputs (dict): name to variable, in the registered order.
         outputs (dict): name to dtype, in the registered order.
         attributes (dict): name to value, in the registered order.
+        differentiable (bool): whether gradients flow through; else the outputs have stop_gradient True.
     """
     attributes = attributes or {}
-    if paddle.in_dynamic_mode():
-        return tuple(output.detach() for output in _run_custom_op(op, *inputs.values(), *attributes.values()))
-    if in_pir_mode():
-        variables = dict(zip(outputs, _run_custom_op(op, *inputs.values(), *attributes.values())))
+    if paddle.in_dynamic_mode() or in_pir_mode():
+        variables = _run_custom_op(op, *inputs.values(), *attributes.values())
+        variables = variables if isinstance(variables, (list, tuple)) else [variables]
     else:
         variables = _append_legacy_op(op, inputs, outputs, attributes)
-    for variable in variables.values():
-        variable.stop_gradient = True
-    return tuple(variables.values())
+    if not differentiable:
+        if paddle.in_dynamic_mode():
+            return tuple(variable.detach() for variable in variables)
+        for variable in variables:
+            variable.stop_gradient = True
+    return tuple(variables)
 
 
 def _append_legacy_op(op, inputs, outputs, attributes):
@@ -109,4 +112,4 @@ def _append_legacy_op(op, inputs, outputs, attributes):
         outputs={name: [variable] for name, variable in variables.items()},
         attrs=attributes,
     )
-    return variables
+    return list(variables.values())

@@ -1,13 +1,126 @@
-"""The backward of RMSNorm(x) * weight * SiLU(z) over 128 columns."""
+"""RMSNorm(x) * weight * SiLU(z) over 128 columns, forward and backward."""
 
 import operator
 
+from paddle.autograd import PyLayer
+
+from ...._amp import cast_inputs
+from ...._autograd import any_dist, needs_node, refuse_create_graph
 from ...._graph import call_registered, check_bool, check_variables, in_graph_mode, refuse_buffers, unified
 from ...._library import C
 from ...._place import check_place
 
-_NAME = "cake_rmsnorm_silu_gate_train_backward"
-_OUTPUTS = {"grad_x": "bfloat16", "grad_z": "bfloat16", "grad_weight": "bfloat16"}
+_FWD = "cake_rmsnorm_silu_gate"
+_TRAIN_FWD = "cake_rmsnorm_silu_gate_train_forward"
+_BWD = "cake_rmsnorm_silu_gate_train_backward"
+
+
+@unified
+def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
+    r"""y = RMSNorm(x) * weight * SiLU(z), normalized over the last dimension of 128, differentiable in x, z and weight.
+
+    .. math::
+        rstd = 1 / \sqrt{mean(x^2) + eps}, \qquad y = ((x \cdot rstd) \cdot weight) \cdot silu(z)
+
+    FP32 inside, one rounding to nearest even. Its gradient is ``cake_rmsnorm_silu_gate_train_backward``: the inputs alone
+    are saved for it, and in eager mode gradients that nobody wants are not computed. In a graph all are.
+
+    Where ``weight.main_grad`` (float32, [128]) exists when the backward runs, in eager mode, the weight's gradient is added
+    to it, unrounded, and none is returned; then the weight's backward hooks run, where it has any.
+
+    Args:
+        x (Tensor): bfloat16, [..., 128].
+        z (Tensor): bfloat16, [..., 128].
+        weight (Tensor): bfloat16, [128].
+        eps (float): finite, not negative, rounded to FP32.
+
+    All on one place, CPU or GPU; any strides in eager mode. Where ``paddle.amp.auto_cast`` acts with bfloat16, float32
+    inputs are cast to bfloat16.
+
+    Returns:
+        Tensor: y, bfloat16, x's shape.
+
+    Raises:
+        TypeError: an argument is no Tensor, or eps no number.
+        ValueError: a dtype, shape or place other than these, or auto_cast with float16.
+        NotImplementedError: in its backward under create_graph=True.
+
+    Source: FlashInfer's ``cake_rmsnorm_silu_gate_train``, forward.
+    """
+    inputs = {"x": (x, "bfloat16"), "z": (z, "bfloat16"), "weight": (weight, "bfloat16")}
+    x, z, weight = cast_inputs(_FWD, inputs)
+    inputs = {"x": x, "z": z, "weight": weight}
+    if in_graph_mode():
+        check_variables(_FWD, inputs, ["bfloat16"] * 3)
+    elif not needs_node(x, z, weight):
+        output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
+        if output is not None:
+            return output  # None: DistTensors
+    elif not any_dist(x, z, weight):
+        return _RmsNormSiluGate.apply(x, z, weight, eps)
+    attributes = {"eps": C.checked_eps(_FWD, eps)}
+    return call_registered("gated_" + _FWD, inputs, {"y": "bfloat16"}, attributes, differentiable=True)[0]
+
+
+class _RmsNormSiluGate(PyLayer):
+    @staticmethod
+    def forward(ctx, x, z, weight, eps):
+        output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
+        ctx.save_for_backward(x, z, weight)
+        ctx.eps = eps
+        ctx.wanted = [not tensor.stop_gradient for tensor in (x, z, weight)]
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        refuse_create_graph(_FWD)
+        x, z, weight = ctx.saved_tensor()
+        want_x, want_z, want_weight = ctx.wanted
+        main_grad = getattr(weight, "main_grad", None) if want_weight else None
+        grad_x, grad_z, grad_weight = C.cake_rmsnorm_silu_gate_train_backward(
+            grad_out,
+            x,
+            z,
+            weight,
+            ctx.eps,
+            None,
+            None,
+            main_grad,
+            main_grad is not None,
+            want_weight,
+            None,
+            want_x,
+            want_z,
+        )
+        if main_grad is None:
+            return grad_x, grad_z, grad_weight
+        if hasattr(weight, "_apply_backward_hook"):
+            weight._apply_backward_hook()
+        return grad_x, grad_z, None
+
+
+def cake_rmsnorm_silu_gate_train_forward(x, z, weight, eps=1e-6, *, out=None):
+    """``cake_rmsnorm_silu_gate`` without autograd, into the caller's tensor where one is passed, in eager mode.
+
+    Args:
+        x, z, weight, eps: as ``cake_rmsnorm_silu_gate`` has them.
+        out (Tensor, optional): receives y: bfloat16, x's shape, any strides. It may be exactly x's or z's memory (same
+            pointer and strides), and else shares none with other arguments.
+
+    Returns:
+        Tensor: y: out where it was passed, else a new tensor with stop_gradient True.
+
+    Raises:
+        TypeError: an argument is no Tensor, or eps no number.
+        ValueError: a dtype, shape or place other than these, forbidden sharing of memory, a DistTensor, static graph mode,
+            or an out that is a leaf with stop_gradient=False while gradients are enabled; nothing has been written then.
+    """
+    if in_graph_mode():
+        raise ValueError(f"{_TRAIN_FWD} is for eager mode: use {_FWD} in a static graph")
+    output = C.cake_rmsnorm_silu_gate(_TRAIN_FWD, x, z, weight, eps, out)
+    if output is None:
+        raise ValueError(f"{_TRAIN_FWD} takes no DistTensor: use {_FWD}")
+    return output
 
 
 @unified
@@ -81,7 +194,7 @@ def cake_rmsnorm_silu_gate_train_backward(
     """
     inputs = {"grad_out": grad_out, "x": x, "z": z, "weight": weight}
     if in_graph_mode():
-        check_variables(_NAME, inputs, ["bfloat16"] * 4)
+        check_variables(_BWD, inputs, ["bfloat16"] * 4)
     else:
         outputs = C.cake_rmsnorm_silu_gate_train_backward(
             grad_out,
@@ -95,6 +208,8 @@ def cake_rmsnorm_silu_gate_train_backward(
             accumulate_grad_weight,
             compute_grad_weight,
             workspace,
+            True,
+            True,
         )
         if outputs is not None:
             return outputs  # None: DistTensors
@@ -105,14 +220,14 @@ def cake_rmsnorm_silu_gate_train_backward(
         accumulate_grad_weight=accumulate_grad_weight,
         workspace=workspace,
     )
-    check_bool(_NAME, "accumulate_grad_weight", accumulate_grad_weight)
-    check_bool(_NAME, "compute_grad_weight", compute_grad_weight)
-    refuse_buffers(_NAME, given)
-    attributes = {"eps": C.checked_eps(eps)}
-    if compute_grad_weight:
-        return call_registered("gated_" + _NAME, inputs, _OUTPUTS, attributes)
-    outputs = {name: dtype for name, dtype in _OUTPUTS.items() if name != "grad_weight"}
-    return (*call_registered(f"gated_{_NAME}_without_weight", inputs, outputs, attributes), None)
+    check_bool(_BWD, "accumulate_grad_weight", accumulate_grad_weight)
+    check_bool(_BWD, "compute_grad_weight", compute_grad_weight)
+    refuse_buffers(_BWD, given)
+    attributes = {"eps": C.checked_eps(_BWD, eps)}
+    outputs = {"grad_x": "bfloat16", "grad_z": "bfloat16"}
+    if not compute_grad_weight:
+        return (*call_registered(f"gated_{_BWD}_without_weight", inputs, outputs, attributes), None)
+    return call_registered("gated_" + _BWD, inputs, {**outputs, "grad_weight": "bfloat16"}, attributes)
 
 
 def cake_rmsnorm_silu_gate_train_backward_workspace_bytes(rows, place=None):
@@ -130,7 +245,7 @@ def cake_rmsnorm_silu_gate_train_backward_workspace_bytes(rows, place=None):
         TypeError: rows is no integer, or place is none of these.
         ValueError: rows is negative, or place is neither the CPU nor a GPU that this build serves.
     """
-    function = _NAME + "_workspace_bytes"
+    function = _BWD + "_workspace_bytes"
     if isinstance(rows, bool):
         raise TypeError(f"{function}: rows must be an int, but is bool")
     try:

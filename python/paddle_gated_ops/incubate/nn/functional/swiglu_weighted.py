@@ -1,10 +1,84 @@
-"""The backward of probability-weighted SwiGLU."""
+"""Probability-weighted SwiGLU, forward and backward."""
 
+from paddle.autograd import PyLayer
+
+from ...._amp import cast_inputs
+from ...._autograd import any_dist, needs_node, refuse_create_graph
 from ...._graph import call_registered, check_variables, in_graph_mode, unified
 from ...._library import C
 
-_NAME = "fused_swiglu_weighted_bwd"
-_OUTPUTS = {"do1": "bfloat16", "probs_grad": "float32", "o2_s": "bfloat16"}
+_FWD = "fused_swiglu_weighted"
+_BWD = "fused_swiglu_weighted_bwd"
+_CLAMP_BWD = "fused_swiglu_weighted_clamp_bwd"
+_BWD_OUT = "fused_swiglu_weighted_bwd_out"
+
+
+@unified
+def fused_swiglu_weighted(o1, unzipped_probs, clamp_value=None, name=None):
+    r"""Probability-weighted SwiGLU in one kernel, differentiable in both inputs.
+
+    With gate and up the halves of o1, and p the row's probability:
+
+    .. math::
+        o2_s = silu(gate) \cdot up \cdot p, \qquad silu(g) = g / (1 + e^{-g})
+
+    With clamp_value c, gate becomes min(gate, c) and up becomes clip(up, -c, c) first; their gradients pass at equality and
+    are zero beyond. FP32 inside, one rounding to nearest even. Its gradient is ``fused_swiglu_weighted_bwd``: the inputs
+    alone are saved for it, and in eager mode gradients that nobody wants are not computed. In a graph all are.
+
+    Args:
+        o1 (Tensor): bfloat16, [..., 2 * intermediate_size]; gate in the left half, up in the right half.
+        unzipped_probs (Tensor): float32, o1's leading shape, or that shape and [1].
+        clamp_value (float, optional): finite and above 0; None clamps nothing.
+        name (str, optional): accepted as Paddle's functions do, unused.
+
+    All on one place, CPU or GPU; any strides in eager mode. Where ``paddle.amp.auto_cast`` acts with bfloat16, a float32 o1
+    is cast to bfloat16 and bfloat16 probabilities to float32.
+
+    Returns:
+        Tensor: o2_s, bfloat16, [..., intermediate_size].
+
+    Raises:
+        TypeError: an argument is no Tensor, or clamp_value no number.
+        ValueError: a dtype, shape or place other than these, a clamp_value that is not finite and above 0, or auto_cast with
+            float16.
+        NotImplementedError: in its backward under create_graph=True.
+
+    Source: the SwiGLU of Paddle's ``fused_swiglu_weighted_bwd``, forward.
+    """
+    inputs = {"o1": (o1, "bfloat16"), "unzipped_probs": (unzipped_probs, "float32")}
+    o1, unzipped_probs = cast_inputs(_FWD, inputs)
+    inputs = {"o1": o1, "unzipped_probs": unzipped_probs}
+    if in_graph_mode():
+        check_variables(_FWD, inputs, ("bfloat16", "float32"))
+    elif not needs_node(o1, unzipped_probs):
+        output = C.fused_swiglu_weighted(o1, unzipped_probs, clamp_value)
+        if output is not None:
+            return output  # None: DistTensors
+    elif not any_dist(o1, unzipped_probs):
+        return _FusedSwigluWeighted.apply(o1, unzipped_probs, clamp_value)
+    attributes = {"clamp_value": C.checked_clamp_value(_FWD, clamp_value)}
+    return call_registered("gated_" + _FWD, inputs, {"o2_s": "bfloat16"}, attributes, differentiable=True)[0]
+
+
+class _FusedSwigluWeighted(PyLayer):
+    @staticmethod
+    def forward(ctx, o1, unzipped_probs, clamp_value):
+        output = C.fused_swiglu_weighted(o1, unzipped_probs, clamp_value)
+        ctx.save_for_backward(o1, unzipped_probs)
+        ctx.clamp_value = clamp_value
+        ctx.wanted = (not o1.stop_gradient, not unzipped_probs.stop_gradient)
+        return output
+
+    @staticmethod
+    def backward(ctx, do2_s):
+        refuse_create_graph(_FWD)
+        o1, unzipped_probs = ctx.saved_tensor()
+        buffers = (None, None, None)
+        do1, probs_grad, _ = C.fused_swiglu_weighted_bwd_out(
+            _FWD, o1, do2_s, unzipped_probs, ctx.clamp_value, *buffers, *ctx.wanted, False
+        )
+        return do1, probs_grad
 
 
 @unified
@@ -55,11 +129,85 @@ def fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs, name=None):
 
     Source: ``paddle.incubate.nn.functional.fused_swiglu_weighted_bwd`` of Paddle 3.1 and newer, GPU builds.
     """
-    inputs = {"o1": o1, "do2_s": do2_s, "unzipped_probs": unzipped_probs}
-    if in_graph_mode():
-        check_variables(_NAME, inputs, ("bfloat16", "bfloat16", "float32"))
-    else:
+    if not in_graph_mode():
         outputs = C.fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs)
         if outputs is not None:
             return outputs  # None: DistTensors
-    return call_registered("gated_" + _NAME, inputs, _OUTPUTS)
+    return _registered_bwd(o1, do2_s, unzipped_probs, 0.0)
+
+
+@unified
+def fused_swiglu_weighted_clamp_bwd(o1, do2_s, unzipped_probs, clamp_value, name=None):
+    r"""``fused_swiglu_weighted_bwd`` of the clamped form.
+
+    The forward has gate' = min(gate, c) in place of gate and up' = clip(up, -c, c) in place of up, c = clamp_value. So
+    have the formulas of ``fused_swiglu_weighted_bwd``, and
+
+    .. math::
+        do1_{gate} = 0 \text{ where } gate > c, \qquad do1_{up} = 0 \text{ where } |up| > c
+
+    The gradient passes at equality. NaN is not clamped.
+
+    Args:
+        o1, do2_s, unzipped_probs, name: as ``fused_swiglu_weighted_bwd`` has them.
+        clamp_value (float): finite and above 0, rounded to FP32.
+
+    Returns:
+        tuple: do1, probs_grad and o2_s, as ``fused_swiglu_weighted_bwd`` returns them.
+
+    Raises:
+        TypeError: an argument is no Tensor, or clamp_value no number.
+        ValueError: as ``fused_swiglu_weighted_bwd``, and where clamp_value is not finite and above 0.
+
+    Source: the clamped weighted SwiGLU of newer Paddle code.
+    """
+    if clamp_value is None:
+        raise TypeError(f"{_CLAMP_BWD}: clamp_value must be a float, but is NoneType")
+    if not in_graph_mode():
+        buffers = (None, None, None)
+        outputs = C.fused_swiglu_weighted_bwd_out(
+            _CLAMP_BWD, o1, do2_s, unzipped_probs, clamp_value, *buffers, True, True, True
+        )
+        if outputs is not None:
+            return outputs  # None: DistTensors
+    return _registered_bwd(o1, do2_s, unzipped_probs, C.checked_clamp_value(_CLAMP_BWD, clamp_value))
+
+
+def _registered_bwd(o1, do2_s, unzipped_probs, clamp_value):
+    inputs = {"o1": o1, "do2_s": do2_s, "unzipped_probs": unzipped_probs}
+    if in_graph_mode():
+        check_variables(_BWD, inputs, ("bfloat16", "bfloat16", "float32"))
+    outputs = {"do1": "bfloat16", "probs_grad": "float32", "o2_s": "bfloat16"}
+    return call_registered("gated_" + _BWD, inputs, outputs, {"clamp_value": clamp_value})
+
+
+def fused_swiglu_weighted_bwd_out(o1, do2_s, unzipped_probs, *, do1=None, probs_grad=None, o2_s=None):
+    """``fused_swiglu_weighted_bwd`` into the caller's tensors, in eager mode.
+
+    Args:
+        o1, do2_s, unzipped_probs (Tensor): as ``fused_swiglu_weighted_bwd`` has them.
+        do1 (Tensor, optional): receives do1: bfloat16, o1's shape, any strides. It may be exactly o1's memory (same pointer
+            and strides), and else shares none with other arguments.
+        probs_grad (Tensor, optional): receives probs_grad: float32, unzipped_probs' shape, any strides. It shares memory
+            with no other argument.
+        o2_s (Tensor, optional): receives o2_s: bfloat16, do2_s's shape, any strides. It may be exactly do2_s's memory, and
+            else shares none with other arguments.
+
+    With do1 in o1's memory and o2_s in do2_s's, an expert layer's backward needs no memory for either.
+
+    Returns:
+        tuple: do1, probs_grad and o2_s: the caller's own tensors where they were passed, else new ones.
+
+    Raises:
+        TypeError: an argument is no Tensor.
+        ValueError: a dtype, shape or place other than these, forbidden sharing of memory, a DistTensor, static graph mode,
+            or an output that is a leaf with stop_gradient=False while gradients are enabled; nothing has been written then.
+    """
+    if in_graph_mode():
+        raise ValueError(f"{_BWD_OUT} writes into tensors, which a static graph has not: use {_BWD} there")
+    outputs = C.fused_swiglu_weighted_bwd_out(
+        _BWD_OUT, o1, do2_s, unzipped_probs, None, do1, probs_grad, o2_s, True, True, True
+    )
+    if outputs is None:
+        raise ValueError(f"{_BWD_OUT} takes no DistTensor: use {_BWD}")
+    return outputs
