@@ -114,10 +114,10 @@ void CompareBf16(const char* name, const std::vector<Bf16>& device, const std::v
   }
 }
 
-void Report(const char* op, int64_t rows, int64_t columns, double bytes, double us, double copy_us) {
+void Report(const std::string& op, int64_t rows, int64_t columns, double bytes, double us, double copy_us) {
   std::printf("{\"op\": \"%s\", \"rows\": %lld, \"columns\": %lld, \"us\": %.2f, \"TB/s\": %.3f, \"copy_us\": %.2f, "
               "\"of_copy\": %.3f}\n",
-              op, (long long)rows, (long long)columns, us, bytes / us * 1e-6, copy_us, copy_us / us);
+              op.c_str(), (long long)rows, (long long)columns, us, bytes / us * 1e-6, copy_us, copy_us / us);
   std::fflush(stdout);
 }
 
@@ -147,6 +147,7 @@ void BenchSwiglu(int64_t rows, int64_t columns, int64_t offset = 0) {
     SwigluWeightedBwdParams& p = params[i];
     p.space = {rows, 1, {rows}};
     p.intermediate_size = columns;
+    p.clamp = INFINITY;
     Bf16 *o1 = Random(2 * rows * columns + offset, 3 * i) + offset, *do1 = Allocate<Bf16>(2 * rows * columns);
     p.gate = {o1, 1, {2 * columns}}, p.up = {o1 + columns, 1, {2 * columns}};
     p.output_grad = {Random(rows * columns, 3 * i + 1), 1, {columns}};
@@ -181,6 +182,11 @@ void BenchSwiglu(int64_t rows, int64_t columns, int64_t offset = 0) {
     }
   }
   const double us = Time(sets, bytes, launch);
+  const double forward_us = Time(sets, bytes / 2, [&](int i, cudaStream_t stream) {
+    const SwigluWeightedBwdParams& p = params[i];
+    const SwigluWeightedFwdParams forward = {p.space, columns, p.clamp, p.gate, p.up, p.probs, p.output};
+    CHECK(LaunchSwigluWeightedFwdCuda(forward, 0, stream));
+  });
   for (SwigluWeightedBwdParams& p : params) {
     for (const void* pointer : {(const void*)(p.gate.data - offset), (const void*)p.output_grad.data,
                                 (const void*)p.probs.data, (const void*)p.gate_grad.data, (const void*)p.output.data,
@@ -188,7 +194,9 @@ void BenchSwiglu(int64_t rows, int64_t columns, int64_t offset = 0) {
       CHECK(cudaFree(const_cast<void*>(pointer)));
     }
   }
-  Report(offset == 0 ? "swiglu_weighted_bwd" : "swiglu_weighted_bwd unaligned", rows, columns, bytes, us, TimeCopy(bytes));
+  const std::string suffix = offset == 0 ? "" : " unaligned";
+  Report("swiglu_weighted_bwd" + suffix, rows, columns, bytes, us, TimeCopy(bytes));
+  Report("swiglu_weighted" + suffix, rows, columns, bytes / 2, forward_us, TimeCopy(bytes / 2));
 }
 
 // `z_stride`: z as a column slice of rows this long.
@@ -235,6 +243,11 @@ void BenchNorm(int64_t rows, int64_t z_stride = kNormSize) {
     }
   }
   const double us = Time(sets, bytes, launch);
+  const double forward_us = Time(sets, 0.6 * bytes, [&](int i, cudaStream_t stream) {
+    const RmsNormSiluGateBwdParams& p = params[i];
+    const RmsNormSiluGateFwdParams forward = {p.space, p.eps, p.x, p.gate, p.weight, p.weight_stride, p.x_grad};
+    CHECK(LaunchRmsNormSiluGateFwdCuda(forward, 0, stream));
+  });
   for (RmsNormSiluGateBwdParams& p : params) {
     for (const void* pointer : {(const void*)p.output_grad.data, (const void*)p.x.data, (const void*)p.gate.data,
                                 (const void*)p.x_grad.data, (const void*)p.gate_grad.data,
@@ -243,8 +256,9 @@ void BenchNorm(int64_t rows, int64_t z_stride = kNormSize) {
     }
   }
   CHECK(cudaFree(weight));
-  Report(z_stride == kNormSize ? "rmsnorm_silu_gate_bwd" : "rmsnorm_silu_gate_bwd z sliced", rows, kNormSize, bytes, us,
-         TimeCopy(bytes));
+  const std::string suffix = z_stride == kNormSize ? "" : " z sliced";
+  Report("rmsnorm_silu_gate_bwd" + suffix, rows, kNormSize, bytes, us, TimeCopy(bytes));
+  Report("rmsnorm_silu_gate" + suffix, rows, kNormSize, 0.6 * bytes, forward_us, TimeCopy(0.6 * bytes));
 }
 
 int main(int argc, char** argv) {
