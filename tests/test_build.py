@@ -89,7 +89,8 @@ def write(path, text, mode=0o644):
 @pytest.fixture
 def project(tmp_path):
     folder = tmp_path / "project"
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "tools/toolchain.py", "python/paddle_gated_ops/_version.py"):
+    ours = ("setup.py", "pyproject.toml", "MANIFEST.in", "tools/toolchain.py", "python/paddle_gated_ops/_version.py")
+    for name in ours:
         write(folder / name, (ROOT / name).read_text())
     write(folder / "python/paddle_gated_ops/__init__.py", "")
     write(folder / "README.md", "A stand-in.\n")
@@ -130,8 +131,8 @@ def python(folder, *arguments, **variables):
 def build_wheel(folder, **variables):
     """(pip's result, the wheel if there is one)"""
     shutil.rmtree(folder / "dist", ignore_errors=True)
-    done = python(folder, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps", "--no-index", "-w", "dist", ".",
-                  **variables)
+    options = ("-v", "--no-build-isolation", "--no-deps", "--no-index", "-w", "dist")
+    done = python(folder, "-m", "pip", "wheel", *options, ".", **variables)
     wheels = list(folder.glob("dist/*.whl"))
     assert (done.returncode == 0) == (len(wheels) == 1), done.stdout
     return done, wheels[0] if wheels else None
@@ -166,7 +167,8 @@ def assert_fails_with(done, *words):
 
 def test_wheel_holds_the_library_and_the_python_files_only(project):
     shutil.rmtree(project / "python")
-    shutil.copytree(ROOT / "python", project / "python", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
+    ignored = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT / "python", project / "python", ignore=ignored)
     write(project / "tests/test_x.py", "")
     done, wheel = build_wheel(project)  # with the real Paddle
     assert wheel, done.stdout
@@ -236,8 +238,8 @@ def test_an_isolated_build_takes_the_installed_paddle():
 
     if "PYTHONPATH" in os.environ:
         pytest.skip("Paddle may come from PYTHONPATH, which an isolated build does not see")
-    isolated = "import sys; sys.path = ['tools'] + [p for p in sys.path if 'site-packages' not in p]; import toolchain; "
-    done = python(ROOT, "-c", isolated + "print(toolchain.import_paddle().version.full_version)")
+    isolate = "import sys; sys.path = ['tools'] + [p for p in sys.path if 'site-packages' not in p]; "
+    done = python(ROOT, "-c", isolate + "import toolchain; print(toolchain.import_paddle().version.full_version)")
     assert done.stdout.splitlines()[-1] == paddle.version.full_version, done.stdout
 
 
@@ -306,6 +308,13 @@ def test_the_oldest_good_compiler_passes(tmp_path, monkeypatch, macro, minimum):
     compiler = write(tmp_path / "c++", f"#!/bin/sh\necho '#define {macro} {minimum}'\n", 0o755)
     monkeypatch.setenv("CXX", str(compiler))
     assert toolchain.find_cxx()[0] == [str(compiler)]
+
+
+def test_the_shared_cxx_library_is_linked(tmp_path):
+    with_shared = write(tmp_path / "c++", "#!/bin/sh\necho /usr/lib/libstdc++.so\n", 0o755)
+    static_alone = write(tmp_path / "g++", "#!/bin/sh\necho libstdc++.so\n", 0o755)
+    assert toolchain.libstdcxx_flag([str(with_shared)]) == "-lstdc++"
+    assert toolchain.libstdcxx_flag([str(static_alone)]) == "-l:libstdc++.so.6"
 
 
 # ---- A GPU build of Paddle
@@ -471,7 +480,7 @@ def test_layer_rule_glue_has_no_math(path):
     assert not re.findall(r"\b(?:exp|exp2|log|sqrt|rsqrt|pow|tanh)f?\(", path.read_text())
 
 
-@pytest.mark.parametrize("path", [path for path in PADDLE_FREE if path.suffix in (".cc", ".h")], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [p for p in PADDLE_FREE if p.suffix in (".cc", ".h")], ids=lambda path: path.name)
 def test_paddle_free_sources_have_no_warnings_and_headers_stand_alone(path, tmp_path):
     folders = [f"-I{OPS}"]
     if any(name.startswith("cuda") for name in all_includes(path)):

@@ -29,7 +29,7 @@ for name, words in {
     "nvcc": [nvcc.path],
     "nvcc_flags": setup.NVCC_FLAGS,
     "cuda_sources": setup.CUDA_SOURCES,
-    "cxx": [*toolchain.find_cxx()[0], *setup.CXX_FLAGS, "-DPADDLE_WITH_CUSTOM_KERNEL", "-D_GLIBCXX_USE_CXX11_ABI=1", "-w"],
+    "cxx": [*toolchain.find_cxx()[0], *setup.CXX_FLAGS, "-w", "-DPADDLE_WITH_CUSTOM_KERNEL"],
     "includes": [f"-I{folder}" for folder in folders],
     "glue": [source for source in setup.CXX_SOURCES if source.endswith(("_op.cc", "/module.cc"))],
 }.items():

@@ -28,7 +28,7 @@ print(f"{sys.prefix}|{paddle.version.full_version}")
 PY
 }
 
-# Prints what keeps the interpreter $1 from building for a Paddle that has wheels up to Python 3.$2; nothing if all is well.
+# Prints what keeps the interpreter $1 from building for a Paddle with wheels up to Python 3.$2; nothing if all is well.
 unfit() {
     "$1" - "$2" <<'PY' 2>/dev/null || echo "does not run"
 import os, sys, sysconfig
@@ -53,15 +53,20 @@ choose_python() {
         [ -z "$reason" ] && { command -v "$command"; return; }
         seen+="${seen:+, }$command $reason"
     done
-    die "Paddle $1 has wheels for CPython 3.9 to 3.$newest, and of these PATH has none that can build an extension (${seen:-no python3 at all}): install one with its C headers, or activate an environment whose python3 imports paddle."
+    die "Paddle $1 has wheels for CPython 3.9 to 3.$newest, and of these PATH has none that can build an extension" \
+        "(${seen:-no python3 at all}): install one with its C headers, or activate an environment whose python3" \
+        "imports paddle."
 }
+
+packages_of() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
 # Makes the virtual environment $2 with the interpreter $1.
 make_venv() {
     "$1" -m venv --clear "$2" >/dev/null 2>&1 && return
     # Debian keeps ensurepip, which venv calls, in a package of its own; the interpreter's pip can do its work.
-    "$1" -m venv --clear --without-pip "$2" || die "$1 cannot make a virtual environment; its message is above (on Debian, install python3-venv)."
-    "$1" -m pip install -q --target "$("$2/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" pip ||
+    "$1" -m venv --clear --without-pip "$2" ||
+        die "$1 cannot make a virtual environment; its message is above (on Debian, install python3-venv)."
+    "$1" -m pip install -q --target "$(packages_of "$2/bin/python")" pip ||
         die "$1 has neither ensurepip nor pip: install python3-venv or python3-pip."
 }
 
@@ -72,7 +77,7 @@ import sys
 for folder in sys.path:
     if folder.rstrip("/").endswith(("site-packages", "dist-packages")):
         print(f"import site; site.addsitedir({folder!r})")
-' >"$("$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/paddle_of_another_environment.pth"
+' >"$(packages_of "$1")/paddle_of_another_environment.pth"
 }
 
 prepare() {
@@ -87,8 +92,8 @@ prepare() {
         unset PYTHONPATH # it could hold another Paddle
         key="$package $version"
         # One environment does where the release asked for is the one in .venv already.
-        if [ -n "${PADDLE_VERSION:-}" ] && [ -z "${GATED_OPS_ENV:-}" ] && [ "$(cat .venv/made-by-tools-env 2>/dev/null)" != "$key" ]; then
-            env=.venv-$version
+        if [ -n "${PADDLE_VERSION:-}" ] && [ -z "${GATED_OPS_ENV:-}" ]; then
+            [ "$(cat .venv/made-by-tools-env 2>/dev/null)" = "$key" ] || env=.venv-$version
         fi
     fi
 
@@ -120,7 +125,8 @@ prepare() {
 
     built=$({
         find ops python setup.py pyproject.toml tools/toolchain.py -type f \
-            ! -name '*.so' ! -path '*/__pycache__/*' ! -path '*.egg-info/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+            ! -name '*.so' ! -path '*/__pycache__/*' ! -path '*.egg-info/*' -print0 |
+            LC_ALL=C sort -z | xargs -0 sha256sum
         echo "${CXX:-} ${CXXFLAGS:-} ${LDFLAGS:-} ${CUDA_HOME:-} ${PADDLE_CUDA_ARCH_LIST:-}"
     } | sha256sum)
     if [ "$(cat "$env/built-from" 2>/dev/null)" != "$built" ]; then

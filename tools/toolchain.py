@@ -55,7 +55,8 @@ def import_paddle():
         fail("This Paddle is a ROCm build; paddle-gated-ops has kernels for CPU and CUDA only.")
     release = [int(number) for number in re.findall(r"\d+", paddle.version.full_version)[:2]]
     if [0, 0] < release < MIN_PADDLE:  # 0.0.0 is a build from Paddle's sources
-        fail(f"This is Paddle {paddle.version.full_version}; paddle-gated-ops needs {'.'.join(map(str, MIN_PADDLE))} or newer.")
+        minimum = ".".join(map(str, MIN_PADDLE))
+        fail(f"This is Paddle {paddle.version.full_version}; paddle-gated-ops needs {minimum} or newer.")
     return paddle
 
 
@@ -70,7 +71,8 @@ def find_cxx():
         if not command:
             fail(f"No C++ compiler on PATH: install g++ {MIN_GXX} or newer or clang {MIN_CLANG} or newer, or set CXX.")
     # Asked for its macros a compiler names itself truly, whatever the command is called.
-    macros = dict(re.findall(r"^#define (\w+) (.*)$", run([*command, "-dM", "-E", "-x", "c++", os.devnull]).stdout, re.M))
+    definitions = run([*command, "-dM", "-E", "-x", "c++", os.devnull]).stdout
+    macros = dict(re.findall(r"^#define (\w+) (.*)$", definitions, re.M))
     clang, gcc = macros.get("__clang_major__"), macros.get("__GNUC__")
     name, major, minimum = ("clang", clang, MIN_CLANG) if clang else ("g++", gcc, MIN_GXX)
     if major is None:
@@ -111,8 +113,8 @@ def find_nvcc():
     lines = dict(re.findall(r"^#\$ (\w+)= ?(.*)$", report, re.M))
 
     def folders(*names):
-        words = shlex.split(" ".join(lines.get(name, "") for name in names))
-        return [os.path.realpath(re.sub("^-[IL]", "", w)) for w in words if w != "-isystem" and not w.endswith("/stubs")]
+        words = [re.sub("^-[IL]", "", word) for name in names for word in shlex.split(lines.get(name, ""))]
+        return [os.path.realpath(word) for word in words if word != "-isystem" and not word.endswith("/stubs")]
 
     return SimpleNamespace(
         path=path,
@@ -145,7 +147,7 @@ def gencode_flags(arch_list, codes):
     for word in words:
         match = re.fullmatch(r"(?:(\d+)\.(\d)|(\d{2,3}))([af]?)(\+PTX)?", word, re.I)
         if match is None:
-            fail(f"PADDLE_CUDA_ARCH_LIST holds '{word}', which is no GPU architecture; write it as '8.0 9.0' or '9.0+PTX'.")
+            fail(f"PADDLE_CUDA_ARCH_LIST holds '{word}', which is no GPU architecture; write '8.0 9.0' or '9.0+PTX'.")
         major, minor, digits, suffix, ptx = match.groups()
         number = digits or major + minor
         if int(number) < MIN_CUDA_ARCH:
