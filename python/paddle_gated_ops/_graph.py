@@ -94,6 +94,8 @@ def call_registered(op, inputs, outputs, attributes=None, differentiable=False):
         variables = _run_custom_op(op, *inputs.values(), *attributes.values())
         variables = variables if isinstance(variables, (list, tuple)) else [variables]
     else:
+        if differentiable:
+            inputs = _all_or_none_stopped(inputs)
         variables = _append_legacy_op(op, inputs, outputs, attributes)
     if not differentiable:
         if paddle.in_dynamic_mode():
@@ -101,6 +103,23 @@ def call_registered(op, inputs, outputs, attributes=None, differentiable=False):
         for variable in variables:
             variable.stop_gradient = True
     return tuple(variables)
+
+
+def _all_or_none_stopped(inputs):
+    """The inputs of a differentiable op of the legacy IR, whose grad op of a part of the gradients does not infer its types.
+
+    Where some inputs have stop_gradient True, copies that have it not stand in for them: the op's gradient is whole then, and
+    the backward goes no further than the copies.
+    """
+    if all(variable.stop_gradient for variable in inputs.values()):
+        return inputs
+    return {name: _passing(variable) if variable.stop_gradient else variable for name, variable in inputs.items()}
+
+
+def _passing(variable):
+    copy = paddle.assign(variable)
+    copy.stop_gradient = False
+    return copy
 
 
 def _append_legacy_op(op, inputs, outputs, attributes):
