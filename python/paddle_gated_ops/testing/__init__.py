@@ -31,9 +31,13 @@ from .inputs import (
     swiglu_weighted_inputs,
 )
 from .tolerance import (
+    assert_rmsnorm_silu_gate,
     assert_rmsnorm_silu_gate_bwd,
+    assert_swiglu_weighted,
     assert_swiglu_weighted_bwd,
+    check_rmsnorm_silu_gate,
     check_rmsnorm_silu_gate_bwd,
+    check_swiglu_weighted,
     check_swiglu_weighted_bwd,
     error_in_bounds,
     error_in_ulps,

@@ -12,8 +12,12 @@ arise where the formulas give them:
     probs_grad = sum over the row of ((SiLU(gate) * d) * up)
 
     n = x * rstd,  rstd = 1 / sqrt(mean(x^2) + eps),  a = SiLU(z) * dy
-    grad_z = ((SiLU'(z) * dy) * (n * w))    grad_x = rstd * (a * w - n * mean(a * w * n))
+    y = (n * w) * SiLU(z)                   grad_z = ((SiLU'(z) * dy) * (n * w))
+    grad_x = rstd * (a * w - n * mean(a * w * n))
     grad_weight = sum over the rows of (a * n)
+
+The clamped form of weighted SwiGLU has min(gate, c) in place of gate and clip(up, -c, c) in place of
+up, and no gradient where they differ; NaN is not clamped.
 
 With the values come the magnitudes that the bounds in ``tolerance`` are made of. Sums are
 pairwise, and exact over blocks: their error is below 2^-47 of the terms' magnitudes, the bounds
@@ -30,12 +34,15 @@ from .bf16 import from_bf16_bits
 
 __all__ = [
     "Magnitudes",
+    "Forward",
     "SwigluWeightedBwd",
     "RmsnormSiluGateBwd",
     "sigmoid",
     "swiglu_weighted",
     "rmsnorm_silu_gate",
+    "fused_swiglu_weighted",
     "fused_swiglu_weighted_bwd",
+    "cake_rmsnorm_silu_gate",
     "cake_rmsnorm_silu_gate_train_backward",
 ]
 
@@ -77,6 +84,13 @@ class SwigluWeightedBwd(NamedTuple):
     probs_grad: np.ndarray
     o2_s: np.ndarray
     magnitudes: dict
+
+
+class Forward(NamedTuple):
+    """A forward's only output, in float64, with the Magnitudes of its bound."""
+
+    value: np.ndarray
+    magnitudes: Magnitudes
 
 
 class RmsnormSiluGateBwd(NamedTuple):
@@ -184,17 +198,26 @@ def _swiglu_arrays(o1, do2_s, unzipped_probs):
     return o1.reshape(rows, width), do2_s.reshape(rows, width // 2), probs.reshape(rows)
 
 
-def swiglu_weighted(o1, unzipped_probs):
+def _clamped(gate, up, clamp_value):
+    """The halves as the clamped form has them; ``clamp_value`` is rounded to FP32, None is none."""
+    if clamp_value is None:
+        return gate, up
+    clamp = float(np.float32(clamp_value))
+    return np.minimum(gate, clamp), np.clip(up, -clamp, clamp)  # both keep NaN
+
+
+def swiglu_weighted(o1, unzipped_probs, clamp_value=None):
     """Weighted SwiGLU in float64: ``o2_s = SiLU(gate) * p * up``, gate and up the halves of o1.
 
     Args:
         o1: [..., 2I].
         unzipped_probs: [...] or [..., 1].
+        clamp_value (float, optional): c of the clamped form, rounded to FP32 first.
 
     Returns:
         float64 array [..., I].
     """
-    gate, up = np.split(to_float64(o1), 2, axis=-1)
+    gate, up = _clamped(*np.split(to_float64(o1), 2, axis=-1), clamp_value)
     probs = to_float64(unzipped_probs)
     if probs.ndim < gate.ndim:
         probs = probs[..., None]
@@ -202,10 +225,10 @@ def swiglu_weighted(o1, unzipped_probs):
         return gate * _sigmoids(gate)[0] * probs * up
 
 
-def _swiglu_block(o1, do2_s, probs):
+def _swiglu_block(o1, do2_s, probs, clamp_value):
     half = do2_s.shape[-1]
     o1 = to_float64(o1)
-    gate_values, up = o1[:, :half], o1[:, half:]
+    gate_values, up = _clamped(o1[:, :half], o1[:, half:], clamp_value)
     d = to_float64(do2_s)
     p = to_float64(probs)[:, None]
     gate = _gate(gate_values)
@@ -253,17 +276,23 @@ def _swiglu_block(o1, do2_s, probs):
         name: Magnitudes(terms[name], tiny[name], underflow[name], nonfinite[name])
         for name in terms
     }
+    beyond = np.concatenate([gate_values != o1[:, :half], up != o1[:, half:]], axis=-1)
+    beyond &= ~np.isnan(o1)
+    if beyond.any():  # no gradient passes there, whatever the terms
+        do1 = np.where(beyond, 0.0, do1)
+        parts = (np.where(beyond, part.dtype.type(0), part) for part in magnitudes["do1"])
+        magnitudes["do1"] = Magnitudes(*parts)
     return SwigluWeightedBwd(do1, probs_terms.sum(axis=-1), o2_s, magnitudes)
 
 
-def swiglu_blocks(o1, do2_s, unzipped_probs):
+def swiglu_blocks(o1, do2_s, unzipped_probs, clamp_value=None):
     """Yields (rows, SwigluWeightedBwd) for slices of the flattened rows, in order."""
     o1, do2_s, probs = _swiglu_arrays(o1, do2_s, unzipped_probs)
     step = max(1, _BLOCK_ELEMENTS // max(1, do2_s.shape[-1]))
     for start in range(0, len(o1), step):
         rows = slice(start, min(start + step, len(o1)))
         with np.errstate(all="ignore"):
-            block = _swiglu_block(o1[rows], do2_s[rows], probs[rows])
+            block = _swiglu_block(o1[rows], do2_s[rows], probs[rows], clamp_value)
         yield rows, block
 
 
@@ -277,13 +306,14 @@ def _store(whole, rows, part):
     flat[rows] = part
 
 
-def fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs):
+def fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs, clamp_value=None):
     """Backward of weighted SwiGLU in float64, with the magnitudes of its error bounds.
 
     Args:
         o1: [..., 2I], BF16 bits or numbers.
         do2_s: [..., I], the same.
         unzipped_probs: [...] or [..., 1], numbers.
+        clamp_value (float, optional): c of the clamped form, rounded to FP32 first.
 
     Returns:
         SwigluWeightedBwd: do1 [..., 2I], probs_grad (unzipped_probs' shape), o2_s [..., I].
@@ -298,12 +328,28 @@ def fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs):
     }
     values = {name: np.empty(shape) for name, shape in shapes.items()}
     magnitudes = {name: _empty_magnitudes(shape) for name, shape in shapes.items()}
-    for rows, block in swiglu_blocks(o1, do2_s, unzipped_probs):
+    for rows, block in swiglu_blocks(o1, do2_s, unzipped_probs, clamp_value):
         for name in shapes:
             _store(values[name], rows, getattr(block, name))
             for whole, part in zip(magnitudes[name], block.magnitudes[name]):
                 _store(whole, rows, part)
     return SwigluWeightedBwd(magnitudes=magnitudes, **values)
+
+
+def fused_swiglu_weighted(o1, unzipped_probs, clamp_value=None):
+    """Weighted SwiGLU in float64, with the magnitudes of its error bound.
+
+    Args: as for :func:`swiglu_weighted`; o1 BF16 bits or numbers.
+
+    Returns:
+        Forward: [..., I].
+    """
+    # The backward recomputes it; its other input does not matter.
+    half = np.shape(o1)[-1] // 2
+    whole = fused_swiglu_weighted_bwd(
+        o1, np.zeros(np.shape(o1)[:-1] + (half,)), unzipped_probs, clamp_value
+    )
+    return Forward(whole.o2_s, whole.magnitudes["o2_s"])
 
 
 # Gated RMSNorm
@@ -337,6 +383,35 @@ def rmsnorm_silu_gate(x, z, weight, eps=1e-6):
     x, z, weight = (to_float64(a) for a in (x, z, weight))
     with np.errstate(all="ignore"):
         return x * _rstd(x, eps)[0] * weight * (z * _sigmoids(z)[0])
+
+
+def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
+    """Gated RMSNorm in float64, with the magnitudes of its error bound.
+
+    Args:
+        x, z: [..., 128], BF16 bits or numbers.
+        weight: [128], the same.
+        eps (float): rounded to FP32 first.
+
+    Returns:
+        Forward: x's shape.
+    """
+    x, gate, weight = to_float64(x), _gate(to_float64(z)), to_float64(weight)
+    with np.errstate(all="ignore"):
+        rstd, rstd_relative = _rstd(x, eps)
+        n = x * rstd
+        v = n * weight
+        value = v * gate.silu
+        terms = np.abs(value) * gate.growth
+        tiny = np.where(gate.tiny, gate.magnitude * np.abs(v), 0.0)
+        under, bits = _zeros(x.shape), _no_bits(x.shape)
+        if not fp32_range.products_stay_inside((gate.silu, x, rstd, n, weight)):
+            under = fp32_range.rmsnorm_forward_underflow(gate.silu, n, weight)
+            bits = fp32_range.rmsnorm_forward_nonfinite(gate.silu, n, weight, gate.tiny)
+        if rstd_relative.any():
+            under = under + fp32_range.scaled(terms, rstd_relative)
+            bits = np.where(np.isinf(rstd_relative), np.uint8(7), bits)
+    return Forward(value, Magnitudes(terms, tiny, under, bits))
 
 
 class _WeightSums(NamedTuple):

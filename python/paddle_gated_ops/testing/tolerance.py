@@ -2,7 +2,7 @@
 
 The bounds are the library's numerical promises; nothing in them was fitted to a result.
 
-- Element-wise BF16 outputs (do1, o2_s, grad_x, grad_z), ``promise1_bound``: one BF16 ulp (half of
+- Element-wise BF16 outputs (do1, o2_s, y, grad_x, grad_z), ``promise1_bound``: one BF16 ulp (half of
   it is the one rounding at the store), 2^-20 * (1 + |gate| / 16) of the terms' magnitudes (FP32
   where terms cancel, and a one-step exp), and 2^-126 of the product of the other factors where
   sigmoid(gate) is below 2^-126 (the end of FP32's normal range).
@@ -32,8 +32,12 @@ __all__ = [
     "error_in_bounds",
     "promise1_bound",
     "promise3_bound",
+    "check_swiglu_weighted",
+    "assert_swiglu_weighted",
     "check_swiglu_weighted_bwd",
     "assert_swiglu_weighted_bwd",
+    "check_rmsnorm_silu_gate",
+    "assert_rmsnorm_silu_gate",
     "check_rmsnorm_silu_gate_bwd",
     "assert_rmsnorm_silu_gate_bwd",
 ]
@@ -210,7 +214,87 @@ def _raise_past_bound(outputs, describe):
     return _ratios(outputs)
 
 
-def _run_swiglu(inputs, outputs):
+def _run_forward(name, output, forward):
+    checked = _Output(name, output, forward.value.shape, ("bfloat16",))
+    if forward.value.size == 0:
+        return [checked]
+    flat = (-1, forward.value.shape[-1])
+    value, *parts = (part.reshape(flat) for part in (forward.value, *forward.magnitudes))
+    magnitudes = reference.Magnitudes(*parts)
+    rows = slice(0, len(value))
+    checked.compare(rows, value, promise1_bound(value, magnitudes), magnitudes.nonfinite)
+    return [checked]
+
+
+def _describe_swiglu(inputs, index):
+    o1, probs = (reference.to_float64(inputs[key]) for key in ("o1", "unzipped_probs"))
+    half = o1.shape[-1] // 2
+    row, column = index[:-1], index[-1] % half
+    prob = probs.reshape(o1.shape[:-1])[row]
+    return {"gate": o1[row][column], "up": o1[row][half + column], "prob": prob}
+
+
+def _run_swiglu_forward(inputs, output, clamp_value):
+    forward = reference.fused_swiglu_weighted(inputs["o1"], inputs["unzipped_probs"], clamp_value)
+    return _run_forward("o2_s", output, forward)
+
+
+def check_swiglu_weighted(inputs, output, clamp_value=None):
+    """Worst error of ``fused_swiglu_weighted``'s output, in units of its bound.
+
+    Args:
+        inputs (dict): "o1" (uint16 BF16 bits), "unzipped_probs" (float32).
+        output (array): o2_s, uint16 BF16 bits.
+        clamp_value (float, optional): as passed to the op.
+
+    Returns:
+        dict: "o2_s" to its error; 1.0 or less is right.
+
+    Raises:
+        AssertionError: the output's shape or dtype is wrong.
+    """
+    return _ratios(_run_swiglu_forward(inputs, output, clamp_value))
+
+
+def assert_swiglu_weighted(inputs, output, clamp_value=None):
+    """As :func:`check_swiglu_weighted`, with an AssertionError where the error is above 1."""
+    checked = _run_swiglu_forward(inputs, output, clamp_value)
+    return _raise_past_bound(checked, lambda name, index: _describe_swiglu(inputs, index))
+
+
+def _run_rmsnorm_forward(inputs, output, eps):
+    arrays = (inputs[name] for name in ("x", "z", "weight"))
+    return _run_forward("y", output, reference.cake_rmsnorm_silu_gate(*arrays, eps))
+
+
+def check_rmsnorm_silu_gate(inputs, output, eps=1e-6):
+    """Worst error of ``cake_rmsnorm_silu_gate``'s output, in units of its bound.
+
+    Args:
+        inputs (dict): "x", "z", "weight" (uint16 BF16 bits).
+        output (array): y, uint16 BF16 bits.
+        eps (float): as passed to the op.
+
+    Returns:
+        dict: "y" to its error; 1.0 or less is right.
+
+    Raises:
+        AssertionError: the output's shape or dtype is wrong.
+    """
+    return _ratios(_run_rmsnorm_forward(inputs, output, eps))
+
+
+def assert_rmsnorm_silu_gate(inputs, output, eps=1e-6):
+    """As :func:`check_rmsnorm_silu_gate`, with an AssertionError where the error is above 1."""
+
+    def describe(name, index):
+        found = {key: reference.to_float64(inputs[key][index]) for key in ("x", "z")}
+        return {**found, "weight": reference.to_float64(inputs["weight"][index[-1]])}
+
+    return _raise_past_bound(_run_rmsnorm_forward(inputs, output, eps), describe)
+
+
+def _run_swiglu(inputs, outputs, clamp_value):
     arrays = [np.asarray(inputs[name]) for name in ("o1", "do2_s", "unzipped_probs")]
     o1, do2_s, probs = arrays
     checked = {
@@ -218,7 +302,7 @@ def _run_swiglu(inputs, outputs):
         "probs_grad": _Output("probs_grad", outputs["probs_grad"], probs.shape, ("float32",)),
         "o2_s": _Output("o2_s", outputs["o2_s"], do2_s.shape, ("bfloat16",)),
     }
-    for rows, block in reference.swiglu_blocks(*arrays):
+    for rows, block in reference.swiglu_blocks(*arrays, clamp_value):
         for name, output in checked.items():
             value, magnitudes = getattr(block, name), block.magnitudes[name]
             if name == "probs_grad":
@@ -229,12 +313,13 @@ def _run_swiglu(inputs, outputs):
     return list(checked.values())
 
 
-def check_swiglu_weighted_bwd(inputs, outputs):
+def check_swiglu_weighted_bwd(inputs, outputs, clamp_value=None):
     """Worst errors of ``fused_swiglu_weighted_bwd``'s outputs, in units of their bounds.
 
     Args:
         inputs (dict): "o1", "do2_s" (uint16 BF16 bits), "unzipped_probs" (float32).
         outputs (dict): "do1", "o2_s" (uint16 BF16 bits), "probs_grad" (float32), NumPy arrays.
+        clamp_value (float, optional): as passed to ``fused_swiglu_weighted_clamp_bwd``.
 
     Returns:
         dict: output name to error; 1.0 or less is right.
@@ -242,10 +327,10 @@ def check_swiglu_weighted_bwd(inputs, outputs):
     Raises:
         AssertionError: an output's shape or dtype is wrong.
     """
-    return _ratios(_run_swiglu(inputs, outputs))
+    return _ratios(_run_swiglu(inputs, outputs, clamp_value))
 
 
-def assert_swiglu_weighted_bwd(inputs, outputs):
+def assert_swiglu_weighted_bwd(inputs, outputs, clamp_value=None):
     """As :func:`check_swiglu_weighted_bwd`, with an AssertionError where an error is above 1.
 
     The message names the output, the index, what came, what was expected, the bound, and the
@@ -260,16 +345,9 @@ def assert_swiglu_weighted_bwd(inputs, outputs):
         if name == "probs_grad":
             row = index[: o1.ndim - 1]
             return {"prob": probs[index], "largest |gate|": np.abs(o1[row][:half]).max(initial=0)}
-        row, column = index[:-1], index[-1] % half
-        prob = probs.reshape(o1.shape[:-1])[row]
-        return {
-            "gate": o1[row][column],
-            "up": o1[row][half + column],
-            "d": do2_s[row][column],
-            "prob": prob,
-        }
+        return {**_describe_swiglu(inputs, index), "d": do2_s[index[:-1]][index[-1] % half]}
 
-    return _raise_past_bound(_run_swiglu(inputs, outputs), describe)
+    return _raise_past_bound(_run_swiglu(inputs, outputs, clamp_value), describe)
 
 
 def _run_rmsnorm(inputs, outputs, eps, initial_grad_weight, compute_grad_weight):

@@ -92,11 +92,8 @@ class _RmsNormSiluGate(PyLayer):
             want_x,
             want_z,
         )
-        if main_grad is None:
-            return grad_x, grad_z, grad_weight
-        if hasattr(weight, "_apply_backward_hook"):
-            weight._apply_backward_hook()
-        return grad_x, grad_z, None
+        # None for the weight: Paddle then runs its backward hooks once, as after a gradient of its own.
+        return grad_x, grad_z, grad_weight if main_grad is None else None
 
 
 def cake_rmsnorm_silu_gate_train_forward(x, z, weight, eps=1e-6, *, out=None):
