@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "common/launch.cuh"
 #include "common/reduce.cuh"
 #include "common/vector.cuh"
@@ -16,8 +18,8 @@ constexpr int kBlockThreads = kUnitRows * kLanes;
 constexpr int kFlushUnits = 16;  // FP32 additions in sequence before FP64 takes over
 
 // Blocks that a multiprocessor must be able to hold. 3 leave a thread 80 registers, and nothing spills; 2 and 4 were 4 and
-// 7 % slower on an H200. Indexing several leading dimensions needs more registers.
-constexpr int MinBlocks(bool vector, bool one_dim) { return one_dim ? 3 : vector ? 2 : 1; }
+// 7 % slower on an H200. Shifted accesses and indexing several leading dimensions need more registers.
+constexpr int MinBlocks(Access access, bool one_dim) { return access != kVector ? 1 : one_dim ? 3 : 2; }
 
 // 1 / sqrt(mean(x^2) + eps) of the row whose 16 lanes call it.
 __device__ __forceinline__ float ReciprocalStd(const float (&x)[kVectorColumns], float eps) {
@@ -32,15 +34,22 @@ __device__ __forceinline__ void LoadWeight(const Bf16* weight, int64_t stride, i
   for (int i = 0; i < kVectorColumns; ++i) values[i] = Bf16ToFloat(weight[(column + i) * stride]);
 }
 
+// With shifted accesses the threads of a row past the last come along, as neighbours hand each other elements.
+template <Access kAccess>
+__device__ __forceinline__ void StoreRow8(const Bf16x8& packed, Bf16* row, int column, int64_t stride, bool active) {
+  if (kAccess != kShifted && !active) return;
+  Store8<kAccess>(packed, row, column, stride, active ? kNormSize : 0, threadIdx.x, kLanes);
+}
+
 // [rows, 128] x 2 -> [rows, 128]; a block takes a unit.
-template <bool kVector, bool kOneDim>
-__global__ void __launch_bounds__(kBlockThreads) RmsNormSiluGateFwdKernel(const __grid_constant__ FwdParams p) {
+template <Access kAccess, bool kOneDim>
+__global__ void __launch_bounds__(kBlockThreads, 1) RmsNormSiluGateFwdKernel(const __grid_constant__ FwdParams p) {
   const int column = threadIdx.x % kLanes * kVectorColumns;
   const int64_t row = int64_t(blockIdx.x) * kUnitRows + threadIdx.x / kLanes;
   const bool active = row < p.space.rows;  // all lanes of a warp stay for the shuffles
   const RowIndex index = MakeRowIndex<kOneDim>(p.space, active ? row : 0);
   const auto load = [&](const auto& view) {
-    return Load8<kVector>(RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, kNormSize);
+    return Load8<kAccess>(RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, kNormSize);
   };
   const Bf16x8 x_bits = load(p.x), gate_bits = load(p.gate);
   float x[8], gate[8], weight[8], output[8];
@@ -49,8 +58,7 @@ __global__ void __launch_bounds__(kBlockThreads) RmsNormSiluGateFwdKernel(const 
   const float rstd = ReciprocalStd(x, p.eps);
 #pragma unroll
   for (int i = 0; i < 8; ++i) output[i] = GatedNormForward(x[i] * rstd, gate[i], weight[i]);
-  if (!active) return;
-  Store8<kVector>(Pack(output), RowPointer<kOneDim>(p.space, p.output, index), column, p.output.column_stride, kNormSize);
+  StoreRow8<kAccess>(Pack(output), RowPointer<kOneDim>(p.space, p.output, index), column, p.output.column_stride, active);
 }
 
 // What one lane reads of one row.
@@ -58,13 +66,13 @@ struct RowBits {
   Bf16x8 output_grad, x, gate;
 };
 
-template <bool kVector, bool kOneDim>
+template <Access kAccess, bool kOneDim>
 __device__ __forceinline__ RowBits LoadRowBits(const BwdParams& p, int64_t row, int column) {
   RowBits bits = {};
   if (row < p.space.rows) {
     const RowIndex index = MakeRowIndex<kOneDim>(p.space, row);
     const auto load = [&](const auto& view) {
-      return Load8<kVector>(RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, kNormSize);
+      return Load8<kAccess>(RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, kNormSize);
     };
     bits = {load(p.output_grad), load(p.x), load(p.gate)};
   }
@@ -72,8 +80,8 @@ __device__ __forceinline__ RowBits LoadRowBits(const BwdParams& p, int64_t row, 
 }
 
 // [rows, 128] x 3 -> [rows, 128] x 2 and chunk_sums [chunks, 128]: every element is read once and written once.
-template <bool kVector, bool kOneDim, bool kWeightGrad>
-__global__ void __launch_bounds__(kBlockThreads, MinBlocks(kVector, kOneDim))
+template <Access kAccess, bool kOneDim, bool kWeightGrad>
+__global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
     RmsNormSiluGateBwdKernel(const __grid_constant__ BwdParams p) {
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const int column = lane * kVectorColumns;
@@ -98,12 +106,12 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kVector, kOneDim))
     }
   };
 
-  RowBits next = LoadRowBits<kVector, kOneDim>(p, begin * kUnitRows + group, column);
+  RowBits next = LoadRowBits<kAccess, kOneDim>(p, begin * kUnitRows + group, column);
   int until_flush = kFlushUnits;
   for (int64_t unit = begin; unit < end; ++unit) {  // the same bounds for the whole block: the shuffles need each lane
     const RowBits bits = next;
     const int64_t row = unit * kUnitRows + group;
-    if (unit + 1 < end) next = LoadRowBits<kVector, kOneDim>(p, row + kUnitRows, column);
+    if (unit + 1 < end) next = LoadRowBits<kAccess, kOneDim>(p, row + kUnitRows, column);
     const bool active = row < p.space.rows;
 
     float x[8], output_grad[8], gate[8];
@@ -125,11 +133,11 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kVector, kOneDim))
 #pragma unroll
     for (int i = 0; i < 8; ++i) x_grad[i] = GatedNormInputGrad(weighted[i], n[i], mean_projection, rstd);
 
-    if (active) {
-      const RowIndex index = MakeRowIndex<kOneDim>(p.space, row);
+    if (kAccess == kShifted || active) {
+      const RowIndex index = MakeRowIndex<kOneDim>(p.space, active ? row : 0);
       const auto store = [&](const auto& view, const float(&values)[8]) {
         if (view.data == nullptr) return;
-        Store8<kVector>(Pack(values), RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, kNormSize);
+        StoreRow8<kAccess>(Pack(values), RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, active);
       };
       store(p.x_grad, x_grad);
       store(p.gate_grad, gate_grad);
@@ -181,36 +189,39 @@ __global__ void __launch_bounds__(kSumColumns* kSumSegments) SumChunksKernel(con
   if (segment == 0) StoreWeightGrad(p, column, sums[0][threadIdx.x]);
 }
 
-constexpr void (*kBwdKernels[2][2][2])(BwdParams) = {  // [16-byte accesses][one leading dimension][weight gradient]
-    {{RmsNormSiluGateBwdKernel<false, false, false>, RmsNormSiluGateBwdKernel<false, false, true>},
-     {RmsNormSiluGateBwdKernel<false, true, false>, RmsNormSiluGateBwdKernel<false, true, true>}},
-    {{RmsNormSiluGateBwdKernel<true, false, false>, RmsNormSiluGateBwdKernel<true, false, true>},
-     {RmsNormSiluGateBwdKernel<true, true, false>, RmsNormSiluGateBwdKernel<true, true, true>}}};
-
-constexpr void (*kFwdKernels[2][2])(FwdParams) = {  // [16-byte accesses][one leading dimension]
-    {RmsNormSiluGateFwdKernel<false, false>, RmsNormSiluGateFwdKernel<false, true>},
-    {RmsNormSiluGateFwdKernel<true, false>, RmsNormSiluGateFwdKernel<true, true>}};
+// [Access][one leading dimension]([weight gradient])
+constexpr void (*kFwdKernels[3][2])(FwdParams) = {
+    {RmsNormSiluGateFwdKernel<kStrided, false>, RmsNormSiluGateFwdKernel<kStrided, true>},
+    {RmsNormSiluGateFwdKernel<kShifted, false>, RmsNormSiluGateFwdKernel<kShifted, true>},
+    {RmsNormSiluGateFwdKernel<kVector, false>, RmsNormSiluGateFwdKernel<kVector, true>}};
+constexpr void (*kBwdKernels[3][2][2])(BwdParams) = {
+    {{RmsNormSiluGateBwdKernel<kStrided, false, false>, RmsNormSiluGateBwdKernel<kStrided, false, true>},
+     {RmsNormSiluGateBwdKernel<kStrided, true, false>, RmsNormSiluGateBwdKernel<kStrided, true, true>}},
+    {{RmsNormSiluGateBwdKernel<kShifted, false, false>, RmsNormSiluGateBwdKernel<kShifted, false, true>},
+     {RmsNormSiluGateBwdKernel<kShifted, true, false>, RmsNormSiluGateBwdKernel<kShifted, true, true>}},
+    {{RmsNormSiluGateBwdKernel<kVector, false, false>, RmsNormSiluGateBwdKernel<kVector, false, true>},
+     {RmsNormSiluGateBwdKernel<kVector, true, false>, RmsNormSiluGateBwdKernel<kVector, true, true>}}};
 
 }  // namespace
 
 int LaunchRmsNormSiluGateFwdCuda(const RmsNormSiluGateFwdParams& p, int device, void* stream) {
   const DeviceGuard guard(device);
   if (guard.status() != cudaSuccess) return guard.status();
-  const bool vector = IsVectorAligned(p.space, p.x) && IsVectorAligned(p.space, p.gate) && IsVectorAligned(p.space, p.output);
-  return LaunchKernel(kFwdKernels[vector][p.space.ndim == 1], dim3(unsigned(UnitCount(p.space.rows))),
+  const auto best = [&](const auto& view) { return BestAccess(p.space, view); };
+  const Access access = std::min({best(p.x), best(p.gate), best(p.output)});
+  return LaunchKernel(kFwdKernels[access][p.space.ndim == 1], dim3(unsigned(UnitCount(p.space.rows))),
                       dim3(kBlockThreads), p, stream);
 }
 
 int LaunchRmsNormSiluGateBwdCuda(const RmsNormSiluGateBwdParams& p, int device, void* stream) {
   const DeviceGuard guard(device);
   if (guard.status() != cudaSuccess) return guard.status();
-  const auto aligned = [&](const auto& view) { return view.data == nullptr || IsVectorAligned(p.space, view); };
-  const bool vector =
-      aligned(p.output_grad) && aligned(p.x) && aligned(p.gate) && aligned(p.x_grad) && aligned(p.gate_grad);
+  const auto best = [&](const auto& view) { return BestAccess(p.space, view); };
+  const Access access = std::min({best(p.output_grad), best(p.x), best(p.gate), best(p.x_grad), best(p.gate_grad)});
   const bool weight_grad = p.chunk_sums != nullptr;
   const int chunks = ChunkCount(p.space.rows);
   const cudaError_t status =
-      LaunchKernel(kBwdKernels[vector][p.space.ndim == 1][weight_grad], dim3(chunks), dim3(kBlockThreads), p, stream);
+      LaunchKernel(kBwdKernels[access][p.space.ndim == 1][weight_grad], dim3(chunks), dim3(kBlockThreads), p, stream);
   if (status != cudaSuccess || !weight_grad || chunks == 1) return status;
   return LaunchKernel(SumChunksKernel, dim3(kNormSize / kSumColumns), dim3(kSumColumns * kSumSegments), p, stream);
 }

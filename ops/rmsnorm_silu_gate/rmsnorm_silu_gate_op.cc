@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "common/caller_outputs.h"
+#include "common/paddle_glue_outputs.h"
 #include "common/paddle_glue.h"
 #include "rmsnorm_silu_gate/rmsnorm_silu_gate.h"
 

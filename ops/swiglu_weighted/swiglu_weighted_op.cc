@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "common/caller_outputs.h"
+#include "common/paddle_glue_outputs.h"
 #include "common/paddle_glue.h"
 #include "swiglu_weighted/swiglu_weighted.h"
 
