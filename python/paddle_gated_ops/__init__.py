@@ -8,8 +8,9 @@
 """
 
 from . import incubate, testing
+from ._patch import patch_paddle
 from ._run_check import run_check
 from ._threads import get_num_threads, set_num_threads
 from ._version import __version__
 
-__all__ = ["__version__", "get_num_threads", "incubate", "run_check", "set_num_threads", "testing"]
+__all__ = ["__version__", "get_num_threads", "incubate", "patch_paddle", "run_check", "set_num_threads", "testing"]

@@ -1,5 +1,6 @@
-"""Named as paddle.incubate.nn is."""
+"""Named as paddle.incubate.nn is: the layers here, the functions in ``functional``."""
 
 from . import functional
+from .layer import RMSNormSiLUGate, WeightedSwiGLUExperts
 
-__all__ = ["functional"]
+__all__ = ["RMSNormSiLUGate", "WeightedSwiGLUExperts", "functional"]

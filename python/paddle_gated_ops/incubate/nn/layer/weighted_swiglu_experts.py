@@ -1,0 +1,254 @@
+"""The experts of a mixture-of-experts layer, ERNIE 4.5's and DeepSeek-V3's."""
+
+import copy
+import operator
+
+import paddle
+from paddle.autograd import PyLayer
+from paddle.nn import Layer
+from paddle.nn.initializer import XavierUniform
+
+from ...._amp import autocast_dtype, cast_inputs
+from ...._autograd import any_dist, needs_node, refuse_create_graph
+from ...._graph import in_graph_mode, unified
+from ...._grouped import add_grouped_weight_grad, grouped_matmul, grouped_matmul_in_graph, grouped_weight_grad
+from ...._library import C
+from ..functional import fused_swiglu_weighted
+
+_NAME = "WeightedSwiGLUExperts"
+
+
+class WeightedSwiGLUExperts(Layer):
+    r"""Feed-forward experts with probability-weighted SwiGLU, for tokens that are sorted by expert.
+
+    For the tokens x of expert e, with probabilities p:
+
+    .. math::
+        o1 = x \cdot up\_gate\_proj[e], \qquad o2_s = silu(gate) \cdot up \cdot p, \qquad y = o2_s \cdot down\_proj[e]
+
+    with gate and up the left and right half of o1, which is rounded to BF16 as o2_s is. The activation is
+    ``functional.fused_swiglu_weighted``, its gradient ``functional.fused_swiglu_weighted_bwd``.
+
+    Memory: in eager mode the layer is one autograd node. It keeps tokens, probabilities, o1 and the weights. o2_s, which the
+    gradient of down_proj needs, is taken from the backward op, into the memory of its own gradient; o1's gradient goes into
+    o1's memory. Gradients that nobody wants are not computed.
+
+    Precision: the products run in the weights' dtype. On CPU, where Paddle has no BF16 product, that is float32, with casts at
+    the activation's borders. Where ``paddle.amp.auto_cast`` acts with bfloat16, they run in BF16 whatever the weights are.
+
+    Where ``up_gate_proj.main_grad`` or ``down_proj.main_grad`` (float32, the weight's shape) exists when the backward runs, in
+    eager mode, the gradient is added to it in place, the weight's ``grad`` stays as it is, and its backward hooks run.
+
+    In a static graph and for DistTensors the layer is made of matmuls and the registered forward op.
+
+    Args:
+        num_experts (int): the number of experts, 1 or more.
+        hidden_size (int): the size of a token, 1 or more.
+        intermediate_size (int): the size of gate, and of up, 1 or more.
+        weight_attr (ParamAttr, optional): of both weights, as in ``paddle.nn.Linear``; a name in it is followed by
+            ``_up_gate_proj`` and ``_down_proj``. By default each expert's matrices are drawn as ``paddle.nn.Linear``'s are
+            (XavierUniform), in ``paddle.get_default_dtype()``.
+
+    Attributes:
+        up_gate_proj (Parameter): [num_experts, hidden_size, 2 * intermediate_size], gate in the left half: ERNIE 4.5's
+            ``experts.<e>.up_gate_proj.weight`` one behind the other.
+        down_proj (Parameter): [num_experts, intermediate_size, hidden_size], likewise.
+
+    Shape:
+        - tokens: the weights' dtype, [rows, hidden_size]: a row for each choice of each token, sorted by expert.
+        - unzipped_probs: float32, [rows] or [rows, 1].
+        - tokens_per_expert: a list of num_experts ints, or a one-dimensional integer tensor on the CPU (in a static graph a
+          list): the number of rows of each expert, 0 for some, rows in all.
+        - output: the products' dtype, [rows, hidden_size].
+
+    Raises:
+        TypeError: a size is no int; in a call, an argument is no Tensor, or tokens_per_expert none of these.
+        ValueError: a size is below 1, weight_attr is False; in a call, a dtype, shape or place other than these, counts that
+            are negative or do not add up to rows, bfloat16 weights on the CPU, or auto_cast with float16.
+        NotImplementedError: in its backward under create_graph=True.
+
+    Examples:
+        >>> import paddle
+        >>> from paddle_gated_ops.incubate.nn import WeightedSwiGLUExperts
+        >>> experts = WeightedSwiGLUExperts(num_experts=4, hidden_size=64, intermediate_size=96)
+        >>> tokens, probs = paddle.randn([10, 64]), paddle.rand([10])
+        >>> y = experts(tokens, probs, [3, 0, 5, 2])
+        >>> print(y.shape)
+        [10, 64]
+    """
+
+    def __init__(self, num_experts, hidden_size, intermediate_size, weight_attr=None):
+        super().__init__()
+        if weight_attr is False:
+            raise ValueError(f"{_NAME}: weight_attr must not be False, as the layer has no form without weights")
+        self._num_experts = _checked_size("num_experts", num_experts)
+        self._hidden_size = _checked_size("hidden_size", hidden_size)
+        self._intermediate_size = _checked_size("intermediate_size", intermediate_size)
+        self.up_gate_proj = self._weight("up_gate_proj", self._hidden_size, 2 * self._intermediate_size, weight_attr)
+        self.down_proj = self._weight("down_proj", self._intermediate_size, self._hidden_size, weight_attr)
+
+    def _weight(self, name, fan_in, fan_out, weight_attr):
+        attr = copy.deepcopy(paddle.ParamAttr._to_attr(weight_attr))
+        if attr.name is not None:  # which two parameters cannot share
+            attr.name = f"{attr.name}_{name}"
+        # Paddle would take the fans of three dimensions for a convolution's.
+        initializer = XavierUniform(fan_in=fan_in, fan_out=fan_out)
+        return self.create_parameter([self._num_experts, fan_in, fan_out], attr=attr, default_initializer=initializer)
+
+    def forward(self, tokens, unzipped_probs, tokens_per_expert):
+        return _weighted_swiglu_experts(tokens, unzipped_probs, self.up_gate_proj, self.down_proj, tokens_per_expert)
+
+    def extra_repr(self):
+        return (
+            f"num_experts={self._num_experts}, hidden_size={self._hidden_size}, "
+            f"intermediate_size={self._intermediate_size}, dtype={self.up_gate_proj.dtype}"
+        )
+
+
+def _checked_size(name, value):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{_NAME}: {name} must be an int, but is {type(value).__name__}")
+    if operator.index(value) < 1:
+        raise ValueError(f"{_NAME}: {name} must be 1 or more, but is {value}")
+    return operator.index(value)
+
+
+@unified
+def _weighted_swiglu_experts(tokens, unzipped_probs, up_gate_proj, down_proj, tokens_per_expert):
+    unzipped_probs = cast_inputs(_NAME, {"unzipped_probs": (unzipped_probs, "float32")})[0]
+    mixed = autocast_dtype() is not None
+    dtype = paddle.bfloat16 if mixed else up_gate_proj.dtype
+    _check_tensors(tokens, unzipped_probs, up_gate_proj, down_proj, mixed)
+    counts = _checked_counts(tokens_per_expert, up_gate_proj.shape[0], tokens.shape[0])
+
+    tensors = tokens, unzipped_probs, up_gate_proj, down_proj
+    if in_graph_mode() or any_dist(*tensors):
+        o1 = grouped_matmul_in_graph(tokens, up_gate_proj, counts, dtype, paddle.bfloat16)
+        o2_s = fused_swiglu_weighted(o1, unzipped_probs)
+        return grouped_matmul_in_graph(o2_s, down_proj, counts, dtype, dtype)
+    if dtype == paddle.bfloat16 and tokens.place.is_cpu_place():
+        raise ValueError(f"{_NAME}: the weights must be float32 on the CPU, where Paddle has no bfloat16 matmul")
+    if needs_node(*tensors):
+        return _Node.apply(*tensors, counts, dtype)
+    return _forward(*tensors, counts, dtype)[1]
+
+
+def _forward(tokens, unzipped_probs, up_gate_proj, down_proj, counts, dtype):
+    o1 = grouped_matmul(tokens, up_gate_proj, counts, dtype, paddle.bfloat16)
+    o2_s = C.fused_swiglu_weighted(o1, unzipped_probs, None)
+    return o1, grouped_matmul(o2_s, down_proj, counts, dtype, dtype)
+
+
+class _Node(PyLayer):
+    @staticmethod
+    def forward(ctx, tokens, unzipped_probs, up_gate_proj, down_proj, counts, dtype):
+        tensors = tokens, unzipped_probs, up_gate_proj, down_proj
+        o1, output = _forward(*tensors, counts, dtype)
+        ctx.save_for_backward(*tensors, o1)
+        ctx.o1_is_overwritten = False
+        ctx.counts, ctx.dtype = counts, dtype
+        ctx.wanted = [not tensor.stop_gradient for tensor in tensors]
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        refuse_create_graph(_NAME)
+        tokens, unzipped_probs, up_gate_proj, down_proj, o1 = ctx.saved_tensor()
+        counts, dtype = ctx.counts, ctx.dtype
+        want_tokens, want_probs, want_up_gate, want_down = ctx.wanted
+        want_do1 = want_tokens or want_up_gate
+        if ctx.o1_is_overwritten:  # a second backward of a retained graph
+            o1 = grouped_matmul(tokens, up_gate_proj, counts, dtype, paddle.bfloat16)
+
+        do1 = probs_grad = o2_s = None
+        if want_do1 or want_probs:
+            do2_s = grouped_matmul(grad_out, down_proj, counts, dtype, paddle.bfloat16, transpose=True)
+            into = (o1 if want_do1 else None, None, do2_s if want_down else None)
+            ctx.o1_is_overwritten = want_do1
+            do1, probs_grad, o2_s = C.fused_swiglu_weighted_bwd_out(
+                _NAME, o1, do2_s, unzipped_probs, None, *into, want_do1, want_probs, want_down
+            )
+            del do2_s, into
+        elif want_down:
+            o2_s = C.fused_swiglu_weighted(o1, unzipped_probs, None)
+        del o1
+
+        grad_down = _weight_grad(o2_s, grad_out, counts, dtype, down_proj) if want_down else None
+        del o2_s
+        grad_up_gate = _weight_grad(tokens, do1, counts, dtype, up_gate_proj) if want_up_gate else None
+        grad_tokens = None
+        if want_tokens:
+            grad_tokens = grouped_matmul(do1, up_gate_proj, counts, dtype, tokens.dtype, transpose=True)
+        return grad_tokens, probs_grad, grad_up_gate, grad_down
+
+
+def _weight_grad(rows, grad_out, counts, dtype, weight):
+    """The gradient of the weight, or None where it went into main_grad: Paddle then runs the weight's hooks all the same."""
+    main_grad = getattr(weight, "main_grad", None)
+    if main_grad is None:
+        return grouped_weight_grad(rows, grad_out, counts, dtype, weight)
+    if main_grad.dtype != paddle.float32 or main_grad.shape != weight.shape:
+        raise ValueError(
+            f"{_NAME}: main_grad must be float32 of the weight's shape {weight.shape}, but is {main_grad.dtype} of shape "
+            f"{main_grad.shape}"
+        )
+    add_grouped_weight_grad(rows, grad_out, counts, dtype, main_grad)
+    return None
+
+
+def _check_tensors(tokens, unzipped_probs, up_gate_proj, down_proj, mixed):
+    for name, tensor in (("tokens", tokens), ("unzipped_probs", unzipped_probs)):
+        if not hasattr(tensor, "stop_gradient"):
+            raise TypeError(f"{_NAME}: {name} must be a paddle.Tensor, but is {type(tensor).__name__}")
+    dtypes = (paddle.float32, paddle.bfloat16)
+    if up_gate_proj.dtype not in dtypes or down_proj.dtype != up_gate_proj.dtype:
+        raise ValueError(
+            f"{_NAME}: the weights must both be float32 or both bfloat16, but up_gate_proj is {up_gate_proj.dtype} and "
+            f"down_proj {down_proj.dtype}"
+        )
+    allowed = dtypes if mixed else (up_gate_proj.dtype,)
+    if tokens.dtype not in allowed:
+        raise ValueError(f"{_NAME}: tokens must have the weights' dtype {up_gate_proj.dtype}, but have {tokens.dtype}")
+    hidden_size = up_gate_proj.shape[1]
+    if len(tokens.shape) != 2 or tokens.shape[1] not in (-1, hidden_size):
+        raise ValueError(f"{_NAME}: tokens must have shape [rows, {hidden_size}], but have {list(tokens.shape)}")
+    if unzipped_probs.dtype != paddle.float32:
+        raise ValueError(f"{_NAME}: unzipped_probs must have dtype float32, but have {unzipped_probs.dtype}")
+    rows, shape = tokens.shape[0], list(unzipped_probs.shape)
+    if -1 not in (rows, *shape) and shape not in ([rows], [rows, 1]):
+        raise ValueError(f"{_NAME}: unzipped_probs must have shape [{rows}] or [{rows}, 1], but have {shape}")
+
+
+def _checked_counts(tokens_per_expert, num_experts, rows):
+    """A tuple of ints. ``rows`` is -1 where a graph does not know it yet."""
+    counts = tokens_per_expert
+    if isinstance(counts, paddle.Tensor) and not in_graph_mode():
+        if not counts.place.is_cpu_place():
+            raise ValueError(
+                f"{_NAME}: tokens_per_expert must be a list or a tensor on the CPU, but is on {counts.place}; reading it "
+                "there would make the host wait for the device"
+            )
+        if counts.dtype not in (paddle.int32, paddle.int64):
+            raise ValueError(f"{_NAME}: tokens_per_expert must be of integers, but has dtype {counts.dtype}")
+        counts = counts.tolist()
+    if not isinstance(counts, (list, tuple)) or not all(
+        hasattr(count, "__index__") and not isinstance(count, (bool, paddle.Tensor)) for count in counts
+    ):
+        allowed = "a list of ints" + ("" if in_graph_mode() else " or a tensor on the CPU")
+        raise TypeError(f"{_NAME}: tokens_per_expert must be {allowed}, but is {_describe(tokens_per_expert)}")
+    counts = tuple(operator.index(count) for count in counts)
+    if len(counts) != num_experts or min(counts) < 0:
+        raise ValueError(
+            f"{_NAME}: tokens_per_expert must have {num_experts} counts of 0 or more, one an expert, but is {list(counts)}"
+        )
+    if rows != -1 and sum(counts) != rows:
+        raise ValueError(
+            f"{_NAME}: tokens_per_expert must add up to the {rows} rows of tokens, but adds up to {sum(counts)}"
+        )
+    return counts
+
+
+def _describe(value):
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {', '.join(sorted({type(each).__name__ for each in value}))}"
+    return type(value).__name__
