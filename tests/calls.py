@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from typing import Callable, NamedTuple
 
 import numpy as np
+import paddle
 
 import paddle_gated_ops.incubate.nn.functional as F
 from paddle_gated_ops import testing
@@ -45,6 +47,103 @@ def run_rmsnorm(inputs, place, views=None, **options):
     """cake_rmsnorm_silu_gate_train_backward: arrays grad_x, grad_z, grad_weight (or None) by name."""
     outputs = F.cake_rmsnorm_silu_gate_train_backward(**tensors_of(inputs, place, views), **options)
     return {name: array_of(tensor) for name, tensor in zip(("grad_x", "grad_z", "grad_weight"), outputs)}
+
+
+# ---- The differentiable functions. They stand here by name, as to_static reads no variables of a closure in Paddle 2.6.
+
+CLAMP = 0.75  # clamps gates and ups of magnitude 1 often enough
+
+
+def swiglu_forward(o1, unzipped_probs):
+    return F.fused_swiglu_weighted(o1, unzipped_probs)
+
+
+def clamped_forward(o1, unzipped_probs):
+    return F.fused_swiglu_weighted(o1, unzipped_probs, CLAMP)
+
+
+def rmsnorm_forward(x, z, weight):
+    return F.cake_rmsnorm_silu_gate(x, z, weight, 1e-5)
+
+
+def _swiglu_gradients(tensors):
+    return F.fused_swiglu_weighted_bwd(**tensors)[:2]
+
+
+def _clamped_gradients(tensors):
+    return F.fused_swiglu_weighted_clamp_bwd(**tensors, clamp_value=CLAMP)[:2]
+
+
+def _rmsnorm_gradients(tensors):
+    return F.cake_rmsnorm_silu_gate_train_backward(**tensors, eps=1e-5)
+
+
+class Forward(NamedTuple):
+    """A differentiable function, with the backward op that its gradients have to come from, bit for bit."""
+
+    function: Callable
+    entry: str  # the name of the C++ function that computes it
+    inputs: tuple
+    output_grad: str
+    arrays: Callable  # of rows and seed; the gradient of the output included
+    backward: Callable
+
+    def gradients(self, arrays, place):
+        """The gradients of all inputs by name, from the backward op."""
+        return dict(zip(self.inputs, map(array_of, self.backward(tensors_of(arrays, place)))))
+
+    def output(self, arrays, place):
+        with paddle.no_grad():
+            return array_of(self.function(*(tensor_of(arrays[name], place) for name in self.inputs)))
+
+    def leaves(self, arrays, place, wanted=None):
+        """Tensors by name; those of ``wanted`` (None: all) want a gradient."""
+        tensors = {name: tensor_of(arrays[name], place) for name in self.inputs}
+        for name, tensor in tensors.items():
+            tensor.stop_gradient = wanted is not None and name not in wanted
+        return tensors
+
+    def subsets(self):
+        """Every choice of inputs that want a gradient, but for none."""
+        return [
+            tuple(name for i, name in enumerate(self.inputs) if chosen >> i & 1)
+            for chosen in range(1, 1 << len(self.inputs))
+        ]
+
+
+def _swiglu_arrays(rows, seed=0):
+    return testing.swiglu_weighted_inputs(rows, 12, seed)
+
+
+FORWARDS = {
+    "swiglu": Forward(
+        swiglu_forward, "fused_swiglu_weighted", SWIGLU_INPUTS[::2], "do2_s", _swiglu_arrays, _swiglu_gradients
+    ),
+    "clamped": Forward(
+        clamped_forward, "fused_swiglu_weighted", SWIGLU_INPUTS[::2], "do2_s", _swiglu_arrays, _clamped_gradients
+    ),
+    "rmsnorm": Forward(
+        rmsnorm_forward,
+        "cake_rmsnorm_silu_gate",
+        RMSNORM_INPUTS[1:],
+        "grad_out",
+        testing.rmsnorm_silu_gate_inputs,
+        _rmsnorm_gradients,
+    ),
+}
+EVERY_SUBSET = [(name, wanted) for name, forward in FORWARDS.items() for wanted in forward.subsets()]
+
+
+def backward_into(output, grad):
+    """Runs autograd from an output with an explicit gradient: no kernel of Paddle's own is needed."""
+    paddle.autograd.backward([output], [grad])
+
+
+def assert_gradients(tensors, expected, wanted):
+    """The leaves of ``wanted`` hold the expected gradients bit for bit, the others none."""
+    for name, tensor in tensors.items():
+        assert (tensor.grad is not None) == (name in wanted), name
+    assert_same_bits({n: array_of(tensors[n].grad) for n in wanted}, {n: expected[n] for n in wanted})
 
 
 UNIT = 16  # rows of the gated RMSNorm whose weight gradients FP32 adds up; chunks of rows are whole units
