@@ -112,7 +112,7 @@ class Forward(NamedTuple):
 
 
 def _swiglu_arrays(rows, seed=0):
-    return testing.swiglu_weighted_inputs(rows, 12, seed)
+    return testing.swiglu_weighted_inputs(rows, 16, seed)
 
 
 FORWARDS = {
