@@ -134,6 +134,29 @@ FORWARDS = {
 EVERY_SUBSET = [(name, wanted) for name, forward in FORWARDS.items() for wanted in forward.subsets()]
 
 
+def allocated():
+    """The bytes of host memory that Paddle's tensors take."""
+    from paddle.base import core
+
+    return core.host_memory_stat_current_value("Allocated", 0)
+
+
+def peak_of(call):
+    """The most bytes of host memory that Paddle's tensors took during a call, beyond what they took before."""
+    from paddle.base import core
+
+    def peak():
+        return core.host_memory_stat_peak_value("Allocated", 0)
+
+    # Paddle 2.6 can't reset the peak: a filler takes the memory up to it, and it is then passed by every allocation.
+    filler = paddle.empty([peak() - allocated()], "uint8") if peak() > allocated() else None
+    before = allocated()
+    assert peak() == before
+    call()
+    del filler
+    return peak() - before
+
+
 def backward_into(output, grad):
     """Runs autograd from an output with an explicit gradient: no kernel of Paddle's own is needed."""
     paddle.autograd.backward([output], [grad])

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import SWIGLU_INPUTS, array_of, assert_same_bits, run_swiglu, tensor_of, tensors_of
+from calls import SWIGLU_INPUTS, array_of, assert_same_bits, peak_of, run_swiglu, tensor_of, tensors_of
 from paddle_gated_ops import testing
 
 OUTPUTS = ("do1", "probs_grad", "o2_s")
@@ -97,16 +97,9 @@ def test_one_of_them_in_an_inputs_memory(place, inputs, name, source):
 
 
 def test_no_memory_but_for_probs_grad():
-    from paddle.base import core
-
-    inputs = testing.swiglu_weighted_inputs(2000, 64)
-    tensors = tensors_of(inputs, "cpu")
-    core.host_memory_stat_reset_peak_value("Allocated", 0)
-    before = core.host_memory_stat_current_value("Allocated", 0)
-    outputs = run(tensors, do1=tensors["o1"], o2_s=tensors["do2_s"])
-    peak = core.host_memory_stat_peak_value("Allocated", 0) - before
+    tensors = tensors_of(testing.swiglu_weighted_inputs(2000, 64), "cpu")
+    peak = peak_of(lambda: run(tensors, do1=tensors["o1"], o2_s=tensors["do2_s"]))
     assert 4 * 2000 <= peak < 4 * 2000 + 1024
-    assert outputs["probs_grad"].shape == [2000]
 
 
 # ---- Refused

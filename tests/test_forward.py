@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import RMSNORM_INPUTS, array_of, raw, run_python, tensor_of, tensors_of
+from calls import RMSNORM_INPUTS, array_of, peak_of, raw, run_python, tensor_of, tensors_of
 from paddle_gated_ops import testing
 from paddle_gated_ops.testing import from_bf16_bits, to_bf16_bits
 
@@ -188,16 +188,6 @@ def test_rmsnorm_views(place, name, kind):
     for lead in ((37,), (3, 5), (2, 3, 4)):
         inputs = rmsnorm_arrays(lead)
         np.testing.assert_array_equal(rmsnorm(inputs, place, {name: kind}), rmsnorm(inputs, place))
-
-
-def peak_of(call):
-    """The bytes of host memory that Paddle allocated beyond what was there, at most, during a call."""
-    from paddle.base import core
-
-    core.host_memory_stat_reset_peak_value("Allocated", 0)
-    before = core.host_memory_stat_current_value("Allocated", 0)
-    call()
-    return core.host_memory_stat_peak_value("Allocated", 0) - before
 
 
 @pytest.mark.parametrize("wanted", [False, True])
