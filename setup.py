@@ -28,8 +28,9 @@ CXX_SOURCES = files("ops/module.cc", "ops/common/*.cc", "ops/*/*_op.cc", "ops/*/
 CUDA_SOURCES = files("ops/*/*_cuda.cu")
 HEADERS = files("ops/**/*.h", "ops/**/*.cuh")
 
-# One formula gives the same bits in each loop it is inlined into: no contraction to FMA, and nothing of fast-math.
-CXX_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+# One formula gives the same bits in each loop it is inlined into: no contraction to FMA, and nothing of fast-math, whatever
+# CXXFLAGS asks for.
+CXX_FLAGS = ["-fno-fast-math", "-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 NVCC_FLAGS = ["-std=c++17", "-O3", "-Xcompiler", "-fPIC", "-fmad=false"]
 
 
@@ -64,7 +65,7 @@ class BuildExtension(build_ext):
         commands = {source: [*compile_cxx, "-c", source] for source in CXX_SOURCES}
         tools = [cxx_version, paddle.version.full_version, paddle.version.commit]
         if nvcc:  # .cu files see no Paddle, so they take none of its flags
-            compile_cuda = [nvcc.path, "-ccbin", [word for word in cxx if word[0] != "-"][-1], *NVCC_FLAGS, *gencode,
+            compile_cuda = [nvcc.path, "-ccbin", toolchain.host_compiler(cxx), *NVCC_FLAGS, *gencode,
                             *macros, "-Iops"]
             commands.update({source: [*compile_cuda, "-c", source] for source in CUDA_SOURCES})
             tools.append(nvcc.version)
@@ -99,7 +100,7 @@ class BuildExtension(build_ext):
                 unfinished.replace(target)
             return str(target)
 
-        jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count())
+        jobs = toolchain.max_jobs()
         with ThreadPoolExecutor(jobs) as pool:
             return list(pool.map(compile_one, commands))
 

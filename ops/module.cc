@@ -1,6 +1,7 @@
 // What paddle_gated_ops._C exports to Python. The registered ops of the same library are Paddle's to load.
 #include <pybind11/stl.h>
 
+#include "common/paddle_glue.h"
 #include "common/parallel_for.h"
 #include "rmsnorm_silu_gate/rmsnorm_silu_gate_op.h"
 #include "swiglu_weighted/swiglu_weighted_op.h"
@@ -20,6 +21,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("check_cake_rmsnorm_silu_gate_train_backward_shapes", &paddle_gated_ops::CheckRmsNormSiluGateBwdShapes);
   m.def("checked_eps", &paddle_gated_ops::CheckedEps);
 
+  m.def("any_dist", &paddle_gated_ops::AnyDistTensor);
   m.def("set_num_threads", &paddle_gated_ops::SetNumThreads);
   m.def("get_num_threads", &paddle_gated_ops::NumThreads);
 #ifdef PADDLE_GATED_OPS_WITH_CUDA

@@ -244,9 +244,9 @@ def test_an_isolated_build_takes_the_installed_paddle():
 
 
 def test_flags_keep_the_numbers():
-    assert {"-ffp-contract=off", "-std=c++17"} <= set(setup_py.CXX_FLAGS)
+    assert {"-fno-fast-math", "-ffp-contract=off", "-std=c++17"} <= set(setup_py.CXX_FLAGS)
     assert {"-fmad=false", "-std=c++17"} <= set(setup_py.NVCC_FLAGS)
-    assert "fast" not in " ".join(setup_py.CXX_FLAGS + setup_py.NVCC_FLAGS)
+    assert "fast" not in " ".join(setup_py.CXX_FLAGS[1:] + setup_py.NVCC_FLAGS)
 
 
 # ---- Builds that fail
@@ -373,6 +373,7 @@ CODES = {f"sm_{n}" for n in (75, 80, 86, 89, 90, 100, 120)} | {"compute_90"}
     ("80 90", ["sm_80", "sm_90"]),
     ("100f,12.0", ["sm_100f", "sm_120"]),
     ("9.0 9.0;90", ["sm_90"]),
+    ("08.0", ["sm_80"]),
 ])
 def test_arch_list(arch_list, expected):
     flags = toolchain.gencode_flags(arch_list, CODES)
@@ -396,6 +397,8 @@ def test_default_archs_follow_nvcc():
     ("9.0+PTXX", ["'9.0+PTXX'"]),
     ("7.5", ["'7.5'", "8.0 or newer"]),
     ("8.0 9.9", ["'9.9'", "9.0, 10.0, 12.0"]),
+    ("8.0a", ["'8.0a'", "9.0a"]),
+    ("9.0f", ["'9.0f'", "10.0f"]),
 ])
 def test_bad_arch_list_is_one_sentence(arch_list, words):
     with pytest.raises(SystemExit) as caught:
@@ -403,6 +406,32 @@ def test_bad_arch_list_is_one_sentence(arch_list, words):
     message = str(caught.value)
     assert message.startswith("error: PADDLE_CUDA_ARCH_LIST") and "\n" not in message
     assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("jobs", ["abc", "0", "-1", "1.5", "99999"])
+def test_bad_max_jobs_is_one_sentence(monkeypatch, jobs):
+    monkeypatch.setenv("MAX_JOBS", jobs)
+    with pytest.raises(SystemExit, match="^error: MAX_JOBS must be a number .*'" + re.escape(jobs)):
+        toolchain.max_jobs()
+
+
+def test_blank_cxx_is_none(monkeypatch):
+    monkeypatch.setenv("CXX", " ")
+    assert toolchain.find_cxx()[0]
+
+
+def test_host_compiler_of_nvcc():
+    assert toolchain.host_compiler(["/usr/bin/ccache", "g++-12", "-isystem", "/x"]) == "g++-12"
+
+
+def test_fast_math_is_switched_off(tmp_path, monkeypatch):
+    """CXXFLAGS come before our flags, and nvcc's own variables do not reach it."""
+    source = tmp_path / "fast_math.cc"
+    source.write_text("#ifdef __FAST_MATH__\n#error fast-math is on\n#endif\n")
+    done = toolchain.run([*toolchain.find_cxx()[0], "-ffast-math", *setup_py.CXX_FLAGS, "-fsyntax-only", str(source)])
+    assert done.returncode == 0, done.stdout
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "--use_fast_math")
+    assert "NVCC_APPEND" not in toolchain.run(["env"]).stdout
 
 
 # ---- The installed package

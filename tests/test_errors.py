@@ -34,6 +34,11 @@ def without_memory(place):
     return paddle.Tensor()
 
 
+def without_content(place):
+    return paddle.Tensor.__new__(paddle.Tensor)
+
+
+
 # ---- fused_swiglu_weighted_bwd: argument, what is passed instead
 
 SWIGLU_TYPES = [(name, value) for name in ("o1", "do2_s", "unzipped_probs") for value in no_tensors(ROWS, WIDTH)]
@@ -46,6 +51,8 @@ SWIGLU_VALUES = {
     "o1 with an odd last dimension": ("o1", bf16(ROWS, 2 * WIDTH - 1)),
     "o1 without dimensions": ("o1", bf16()),
     "o1 without memory": ("o1", without_memory),
+    "o1 without content": ("o1", without_content),
+    "probs without content": ("unzipped_probs", without_content),
     "do2_s FP16": ("do2_s", of_dtype("float16", ROWS, WIDTH)),
     "do2_s FP32": ("do2_s", fp32(ROWS, WIDTH)),
     "do2_s with fewer rows": ("do2_s", bf16(ROWS - 1, WIDTH)),
@@ -216,6 +223,31 @@ def test_what_is_not_used_is_checked_too(place, case):
 
 def test_eps_is_no_tensor(place):
     check_rmsnorm_error(place, TypeError, "eps", fp32()(place))
+
+
+@pytest.mark.parametrize("eps, error", [
+    (10**400, ValueError),
+    (-(10**400), ValueError),
+    (np.complex64(1), TypeError),
+    (np.bool_(True), TypeError),
+    (np.array(1e-6), TypeError),
+    (1e-6 + 0j, TypeError),
+])
+def test_eps_is_a_real_number(eps, error):
+    arguments = tensors_of(testing.rmsnorm_silu_gate_inputs(3), "cpu")
+    with pytest.raises(error, match="^cake_rmsnorm_silu_gate_train_backward: eps "):
+        F.cake_rmsnorm_silu_gate_train_backward(**arguments, eps=eps)
+
+
+@pytest.mark.skipif(paddle.__version__.startswith("2.6"), reason="2.6's view to a wider dtype ends the process")
+def test_memory_that_begins_between_two_items():
+    """A workspace there would be written past its end, and a GPU would fault."""
+    arguments = tensors_of(testing.rmsnorm_silu_gate_inputs(3), "cpu")
+    size = F.cake_rmsnorm_silu_gate_train_backward_workspace_bytes(3)
+    late = paddle.to_tensor(np.zeros(size, np.uint16), dtype="bfloat16", place="cpu")[1 : 1 + size // 2].view("float32")
+    assert late.data_ptr() % 4 != 0
+    with pytest.raises(ValueError, match="workspace must begin at a multiple"):
+        F.cake_rmsnorm_silu_gate_train_backward(**arguments, workspace=late)
 
 
 @pytest.mark.parametrize("eps", [0, 0.0, 1, np.float32(1e-6), np.float64(1e-6), np.int64(1), Fraction(1, 1000)])

@@ -1,6 +1,8 @@
 """The same inputs give the same bits: in each run, on any number of threads or vector unit, in any batch."""
 
 import hashlib
+import platform
+import shutil
 
 import numpy as np
 import pytest
@@ -133,3 +135,46 @@ def test_a_row_of_rmsnorm_in_any_batch(place):
         got = run_rmsnorm({**some, "weight": weight}, place, compute_grad_weight=True)
         for name in ("grad_x", "grad_z"):  # with and without the weight's gradient, too
             np.testing.assert_array_equal(got[name], whole[name][rows])
+
+
+FLUSHED = """
+import ctypes, os, subprocess, sys, tempfile
+import numpy as np
+import paddle_gated_ops
+from calls import run_rmsnorm, run_swiglu
+from paddle_gated_ops import testing
+
+paddle_gated_ops.set_num_threads(2)
+tiny = np.float64(2.0) ** -130
+swiglu = testing.swiglu_weighted_inputs(4000, 128)
+swiglu["do2_s"] = testing.to_bf16_bits(testing.from_bf16_bits(swiglu["do2_s"]) * tiny)
+rmsnorm = testing.rmsnorm_silu_gate_inputs(4000)
+rmsnorm["grad_out"] = testing.to_bf16_bits(testing.from_bf16_bits(rmsnorm["grad_out"]) * tiny)
+
+def digest():
+    outputs = list(run_swiglu(swiglu, "cpu").values()) + list(run_rmsnorm(rmsnorm, "cpu").values())
+    return [output.tobytes() for output in outputs]
+
+before = digest()
+# What Paddle's inference engine and libraries built with -ffast-math do to the thread that loads or runs them.
+folder = tempfile.mkdtemp()
+source = os.path.join(folder, "flush.c")
+with open(source, "w") as file:
+    file.write("#include <xmmintrin.h>\\nvoid flush(void) { _mm_setcsr(_mm_getcsr() | 0x8040); }\\n"
+               "unsigned mode(void) { return _mm_getcsr(); }\\n")
+library = os.path.join(folder, "flush.so")
+subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
+flush = ctypes.CDLL(library)
+flush.flush()
+mode = flush.mode()
+assert np.float32(1e-39) * np.float32(0.5) == 0, "subnormals are still on"
+assert digest() == before
+assert flush.mode() & 0x8040 == 0x8040, "the caller's mode is not restored"
+print("same")
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("cc") is None, reason="needs x86-64 and a C compiler")
+def test_a_thread_without_subnormals():
+    """The mode of the calling thread decides nothing, and comes back."""
+    assert run_python(FLUSHED) == "same"

@@ -25,8 +25,18 @@ def fail(sentence):
     raise SystemExit(f"error: {sentence}")
 
 
+def max_jobs():
+    """How many compilers run at once: MAX_JOBS, else one a core."""
+    jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count())
+    if not re.fullmatch(r"0*[1-9]\d{0,3}", jobs):
+        fail(f"MAX_JOBS must be a number of compilers to run at once, 1 to 9999, but is '{jobs}'.")
+    return int(jobs)
+
+
 def run(command):
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    # nvcc adds the flags of these two, --use_fast_math perhaps, to its own: ours decide the numbers.
+    kept = {name: value for name, value in os.environ.items() if name not in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")}
+    return subprocess.run(command, env=kept, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
 
 
 def import_paddle():
@@ -62,7 +72,7 @@ def import_paddle():
 
 def find_cxx():
     """The C++ compiler's command ($CXX, else c++, g++ or clang++ on PATH) and its version, as (list, str)."""
-    if os.environ.get("CXX"):
+    if os.environ.get("CXX", "").strip():
         command = shlex.split(os.environ["CXX"])
         if shutil.which(command[0]) is None:
             fail(f"CXX is '{os.environ['CXX']}', and there is no such command.")
@@ -86,6 +96,11 @@ def find_cxx():
     if not os.path.exists(header):
         fail(f"Python's C headers are missing ({header}): install python3-dev, or use a Python that brings them.")
     return command, macros.get("__VERSION__", major)
+
+
+def host_compiler(cxx):
+    """The compiler itself in a command such as `ccache g++ -m64`, for nvcc, which takes no more than that."""
+    return next(word for word in cxx if os.path.basename(word) not in ("ccache", "sccache", "distcc", "icecc"))
 
 
 def libstdcxx_flag(cxx):
@@ -149,11 +164,13 @@ def gencode_flags(arch_list, codes):
         if match is None:
             fail(f"PADDLE_CUDA_ARCH_LIST holds '{word}', which is no GPU architecture; write '8.0 9.0' or '9.0+PTX'.")
         major, minor, digits, suffix, ptx = match.groups()
-        number = digits or major + minor
+        number = str(int(digits or major + minor))
         if int(number) < MIN_CUDA_ARCH:
             fail(f"PADDLE_CUDA_ARCH_LIST holds '{word}'; the kernels need 8.0 or newer.")
         if int(number) not in known:
             fail(f"PADDLE_CUDA_ARCH_LIST holds '{word}', which this nvcc does not know; it knows {names}.")
+        if suffix and int(number) < {"a": 90, "f": 100}[suffix.lower()]:
+            fail(f"PADDLE_CUDA_ARCH_LIST holds '{word}'; the suffix a begins with 9.0a, and f with 10.0f.")
         number += suffix.lower()
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
         if ptx:

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -202,6 +203,9 @@ inline Argument ReadTensor(const char* name, const paddle::Tensor& tensor) {
   if (argument.shape.numel() > 0) {
     if (!tensor.initialized()) ThrowValueError(Text(name, " must be initialized, but has no memory"));
     argument.data = const_cast<void*>(tensor.data());
+    if (reinterpret_cast<uintptr_t>(argument.data) % phi::SizeOf(argument.dtype) != 0) {
+      ThrowValueError(Text(name, " must begin at a multiple of its items' size, but is a view that begins between two"));
+    }
   }
   try {
     argument.place = tensor.place();
@@ -222,8 +226,9 @@ inline Argument ReadTensor(const char* name, const paddle::Tensor& tensor) {
   return argument;
 }
 
-// Densely laid out, row by row; strides of dimensions of size 1 do not matter.
+// Densely laid out, row by row; strides of dimensions of size 1 do not matter, nor those of an empty tensor.
 inline bool IsContiguous(const Argument& argument) {
+  if (argument.shape.numel() == 0) return true;
   int64_t stride = 1;
   for (int d = argument.shape.rank - 1; d >= 0; --d) {
     if (argument.shape.at[d] != 1 && argument.strides.at[d] != stride) return false;
@@ -243,7 +248,7 @@ inline void CheckDtype(const Argument& argument, std::initializer_list<paddle::D
 
 inline bool AnyDist(std::initializer_list<const paddle::Tensor*> tensors) {
   bool any = false;
-  for (const paddle::Tensor* tensor : tensors) any = any || tensor->is_dist_tensor();
+  for (const paddle::Tensor* tensor : tensors) any = any || (tensor->defined() && tensor->is_dist_tensor());
   return any;
 }
 
@@ -284,15 +289,29 @@ inline paddle::Tensor& CheckTensor(const char* name, py::handle object) {
   return paddle::pybind::CastPyArg2Tensor(object.ptr(), 0);
 }
 
-// A number; TypeError for what is none. Tensors are none, though they convert: that would synchronize.
-inline double CheckNumber(const char* name, py::handle object) {
-  double value = -1.0;
-  if (!PyBool_Check(object.ptr()) && !paddle::pybind::PyCheckTensor(object.ptr()) && PyNumber_Check(object.ptr())) {
-    value = PyFloat_AsDouble(object.ptr());
-    if (value != -1.0 || !PyErr_Occurred()) return value;
-    PyErr_Clear();
+// Whether one of the objects is a DistTensor. Safe for tensors without content, unlike 2.6's Tensor.is_dist().
+inline bool AnyDistTensor(const py::args& objects) {
+  bool any = false;
+  for (const py::handle object : objects) {
+    any = any || (paddle::pybind::PyCheckTensor(object.ptr()) &&
+                  AnyDist({&paddle::pybind::CastPyArg2Tensor(object.ptr(), 0)}));
   }
-  ThrowTypeError(Text(name, " must be a float, but is ", TypeName(object)));
+  return any;
+}
+
+// A real number; TypeError for what is none, bool and Tensor among them (reading a tensor would synchronize). One past the
+// range of double, such as 10**400, is Inf, which the checks of its value refuse.
+inline double CheckNumber(const char* name, py::handle object) {
+  const bool real = PyFloat_CheckExact(object.ptr()) ||
+                    (!PyBool_Check(object.ptr()) && py::isinstance(object, py::module_::import("numbers").attr("Real")));
+  if (!real) ThrowTypeError(Text(name, " must be a float, but is ", TypeName(object)));
+  const double value = PyFloat_AsDouble(object.ptr());
+  if (value == -1.0 && PyErr_Occurred()) {
+    if (!PyErr_ExceptionMatches(PyExc_OverflowError)) throw py::error_already_set();
+    PyErr_Clear();
+    return std::numeric_limits<double>::infinity();
+  }
+  return value;
 }
 
 inline bool CheckBool(const char* name, py::handle object) {

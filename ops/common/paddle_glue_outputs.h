@@ -28,9 +28,8 @@ inline void CheckShape(const OptionalArgument& optional, const Dims& expected, c
 
 // A leaf that wants a gradient must not be written while gradients are recorded: autograd would not know.
 inline void CheckNotTrainableLeaf(const char* name, py::handle object) {
-  static const py::handle is_grad_enabled = py::object(py::module_::import("paddle").attr("is_grad_enabled")).release();
   if (!object.attr("stop_gradient").cast<bool>() && object.attr("is_leaf").cast<bool>() &&
-      is_grad_enabled().cast<bool>()) {
+      py::module_::import("paddle").attr("is_grad_enabled")().cast<bool>()) {
     ThrowValueError(Text(name, " is a leaf with stop_gradient=False, which must not be written while gradients are "
                                "enabled; pass a tensor with stop_gradient=True, or call under paddle.no_grad()"));
   }

@@ -10,6 +10,8 @@
 #include <system_error>
 #include <thread>
 
+#include "common/fp_environment.h"
+
 namespace paddle_gated_ops {
 namespace {
 
@@ -37,6 +39,7 @@ struct Job {
   std::atomic<int64_t> next{0};
 
   void Work() {
+    const DefaultFpEnvironment environment;
     for (int64_t task = next++; task < tasks; task = next++) body(task);
   }
 };
@@ -97,10 +100,10 @@ class ThreadPool {
 // Never destroyed: its threads wait in it until the process ends.
 std::atomic<ThreadPool*> g_pool{nullptr};
 
+// A forked child has none of its parent's threads, and perhaps a locked mutex: it gets a pool of its own.
+const int g_registered = pthread_atfork(nullptr, nullptr, [] { g_pool = nullptr; });
+
 ThreadPool& Pool() {
-  // A forked child has none of its parent's threads, and perhaps a locked mutex: it gets a pool of its own.
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { g_pool = nullptr; });
-  (void)registered;
   ThreadPool* pool = g_pool;
   if (pool == nullptr) {
     ThreadPool* fresh = new ThreadPool;

@@ -14,7 +14,8 @@ int NumThreads();
 void SetNumThreads(int count);  // at least 1
 
 // Calls body(task) once for each task in [0, tasks), on up to NumThreads() threads, and returns when all are done.
-// `bytes` is the traffic of all tasks together: small work stays on the calling thread. The body must not throw.
+// `bytes` is the traffic of all tasks together: small work stays on the calling thread. The body must not throw. It runs
+// in the default floating-point mode, whatever the threads' own is.
 // A caller that finds the pool busy (with another Python thread's call) does its tasks itself.
 void ParallelFor(int64_t tasks, int64_t bytes, const std::function<void(int64_t)>& body);
 

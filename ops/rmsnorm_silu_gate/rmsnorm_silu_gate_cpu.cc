@@ -132,12 +132,14 @@ void LaunchRmsNormSiluGateBwdCpu(const RmsNormSiluGateBwdParams& p) {
         weight_grad ? p.chunk_sums + chunk * kNormSize : nullptr);
   });
   if (!weight_grad) return;
-  double sums[kNormSize] = {};
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    const double* chunk_sums = p.chunk_sums + int64_t(chunk) * kNormSize;
-    for (int column = 0; column < kNormSize; ++column) sums[column] += chunk_sums[column];
-  }
-  for (int column = 0; column < kNormSize; ++column) StoreWeightGrad(p, column, sums[column]);
+  ParallelFor(1, 0, [&](int64_t) {
+    double sums[kNormSize] = {};
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      const double* chunk_sums = p.chunk_sums + int64_t(chunk) * kNormSize;
+      for (int column = 0; column < kNormSize; ++column) sums[column] += chunk_sums[column];
+    }
+    for (int column = 0; column < kNormSize; ++column) StoreWeightGrad(p, column, sums[column]);
+  });
 }
 
 }  // namespace paddle_gated_ops

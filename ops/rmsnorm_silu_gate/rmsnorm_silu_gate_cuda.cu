@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
   }
 }
 
-// chunk_sums [chunks, 128] -> the weight gradient. A block takes 8 columns; its 32 warps-wide segments take every 32nd
+// chunk_sums [chunks, 128] -> the weight gradient. A block takes 8 columns; its 32 segments of 8 threads take every 32nd
 // chunk each, and a tree adds the segments.
 constexpr int kSumColumns = 8;
 constexpr int kSumSegments = 32;

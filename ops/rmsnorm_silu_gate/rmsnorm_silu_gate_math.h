@@ -5,9 +5,10 @@
 
 namespace paddle_gated_ops {
 
-// n = x * rstd, times weight, times SiLU(gate).
+// n = x * rstd. The small factor (sigmoid) comes first and one factor follows at a time: sigmoid = 0 meets no Inf, which
+// n * weight may be.
 GATED_OPS_INLINE float GatedNormForward(float n, float gate, float weight) {
-  return (n * weight) * (Sigmoid(gate) * gate);
+  return ((Sigmoid(gate) * gate) * n) * weight;
 }
 
 // What one element gives before its row's second sum is known.
@@ -18,8 +19,6 @@ struct GatedNormTerms {
   float weight_term;  // a * n: this row's share of d loss / d weight
 };
 
-// n = x * rstd. The small factor (sigmoid) comes first and one factor follows at a time: sigmoid = 0 meets no Inf, which
-// n * weight may be.
 GATED_OPS_INLINE GatedNormTerms GatedNormBackward(float output_grad, float n, float gate, float weight) {
   const float s = Sigmoid(gate);
   const float a = (s * gate) * output_grad;

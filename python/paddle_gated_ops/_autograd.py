@@ -2,6 +2,8 @@
 
 import paddle
 
+from ._library import C
+
 
 def needs_node(*tensors):
     """Whether a call on these must be recorded: gradients are enabled and somebody wants one."""
@@ -10,7 +12,7 @@ def needs_node(*tensors):
 
 def any_dist(*tensors):
     """Whether one of these is a DistTensor, whose gradients the registered op records."""
-    return any(isinstance(tensor, paddle.Tensor) and tensor.is_dist() for tensor in tensors)
+    return C.any_dist(*tensors)
 
 
 def refuse_create_graph(function):

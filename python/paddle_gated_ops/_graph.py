@@ -30,7 +30,7 @@ except ImportError:  # 2.6
 
 
 # unified marks a function that serves eager mode and graphs alike: to_static calls it as it is, and does not rewrite it.
-__all__ = ["call_registered", "check_bool", "check_variables", "in_graph_mode", "refuse_buffers", "unified"]
+__all__ = ["call_registered", "check_variables", "in_graph_mode", "refuse_buffers", "unified"]
 
 
 def in_graph_mode():
@@ -61,12 +61,6 @@ def check_variables(function, variables, dtypes):
         if actual != dtype:
             raise ValueError(f"{function}: {name} must have dtype {dtype}, but has {actual}")
     getattr(C, f"check_{function}_shapes")(*(list(variable.shape) for variable in variables.values()))
-
-
-def check_bool(function, name, value):
-    """TypeError for what is no bool."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{function}: {name} must be a bool, but is {type(value).__name__}")
 
 
 def refuse_buffers(function, given):

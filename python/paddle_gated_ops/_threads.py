@@ -1,7 +1,6 @@
 """The number of threads of the CPU kernels."""
 
-import operator
-
+from ._checks import check_int
 from ._library import C
 
 
@@ -19,12 +18,7 @@ def set_num_threads(n):
         TypeError: n is no integer.
         ValueError: n is below 1 or above 1024.
     """
-    if isinstance(n, bool):
-        raise TypeError("set_num_threads: n must be an int, but is bool")
-    try:
-        n = operator.index(n)
-    except TypeError:
-        raise TypeError(f"set_num_threads: n must be an int, but is {type(n).__name__}") from None
+    n = check_int("set_num_threads", "n", n)
     if not 1 <= n <= 1024:
         raise ValueError(f"set_num_threads: n must be from 1 to 1024, but is {n}")
     C.set_num_threads(n)

@@ -1,12 +1,11 @@
 """RMSNorm(x) * weight * SiLU(z) over 128 columns, forward and backward."""
 
-import operator
-
 from paddle.autograd import PyLayer
 
 from ...._amp import cast_inputs
 from ...._autograd import any_dist, needs_node, refuse_create_graph
-from ...._graph import call_registered, check_bool, check_variables, in_graph_mode, refuse_buffers, unified
+from ...._checks import check_bool, check_int
+from ...._graph import call_registered, check_variables, in_graph_mode, refuse_buffers, unified
 from ...._library import C
 from ...._place import check_place
 
@@ -20,7 +19,7 @@ def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
     r"""y = RMSNorm(x) * weight * SiLU(z), normalized over the last dimension of 128, differentiable in x, z and weight.
 
     .. math::
-        rstd = 1 / \sqrt{mean(x^2) + eps}, \qquad y = ((x \cdot rstd) \cdot weight) \cdot silu(z)
+        rstd = 1 / \sqrt{mean(x^2) + eps}, \qquad y = silu(z) \cdot (x \cdot rstd) \cdot weight
 
     FP32 inside, one rounding to nearest even. Its gradient is ``cake_rmsnorm_silu_gate_train_backward``: the inputs alone
     are saved for it, and in eager mode gradients that nobody wants are not computed. In a graph all are.
@@ -67,6 +66,7 @@ class _RmsNormSiluGate(PyLayer):
     def forward(ctx, x, z, weight, eps):
         output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
         ctx.save_for_backward(x, z, weight)
+        ctx.weight = weight  # has main_grad; what recompute saves in its place has not
         ctx.eps = eps
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, z, weight)]
         return output
@@ -76,7 +76,7 @@ class _RmsNormSiluGate(PyLayer):
         refuse_create_graph(_FWD)
         x, z, weight = ctx.saved_tensor()
         want_x, want_z, want_weight = ctx.wanted
-        main_grad = getattr(weight, "main_grad", None) if want_weight else None
+        main_grad = getattr(ctx.weight, "main_grad", None) if want_weight else None
         grad_x, grad_z, grad_weight = C.cake_rmsnorm_silu_gate_train_backward(
             grad_out,
             x,
@@ -184,7 +184,7 @@ def cake_rmsnorm_silu_gate_train_backward(
         >>> grad_out, x, z = (paddle.randn([64, 32, 128]).astype('bfloat16') for _ in range(3))
         >>> weight = paddle.ones([128]).astype('bfloat16')
         >>> grad_x, grad_z, grad_weight = F.cake_rmsnorm_silu_gate_train_backward(grad_out, x, z, weight, eps=1e-6)
-        >>> print(grad_x.shape, grad_z.shape, grad_weight.shape)
+        >>> print(list(grad_x.shape), list(grad_z.shape), list(grad_weight.shape))
         [64, 32, 128] [64, 32, 128] [128]
 
     Source: ``flashinfer.cake_rmsnorm_silu_gate_train.cake_rmsnorm_silu_gate_train_backward``.
@@ -243,12 +243,7 @@ def cake_rmsnorm_silu_gate_train_backward_workspace_bytes(rows, place=None):
         ValueError: rows is negative, or place is neither the CPU nor a GPU that this build serves.
     """
     function = _BWD + "_workspace_bytes"
-    if isinstance(rows, bool):
-        raise TypeError(f"{function}: rows must be an int, but is bool")
-    try:
-        rows = operator.index(rows)
-    except TypeError:
-        raise TypeError(f"{function}: rows must be an int, but is {type(rows).__name__}") from None
+    rows = check_int(function, "rows", rows)
     if not 0 <= rows < 2**63:
         raise ValueError(f"{function}: rows must be from 0 to 2^63 - 1, but is {rows}")
     check_place(function, place)

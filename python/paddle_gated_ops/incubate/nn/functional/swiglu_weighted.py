@@ -124,7 +124,7 @@ def fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs, name=None):
         >>> do2_s = paddle.randn([32, 128, 2048]).astype('bfloat16')
         >>> expert_probs = paddle.rand([32, 128, 1])
         >>> do1, probs_grad, o2_s = F.fused_swiglu_weighted_bwd(o1, do2_s, expert_probs)
-        >>> print(do1.shape, probs_grad.shape, o2_s.shape)
+        >>> print(list(do1.shape), list(probs_grad.shape), list(o2_s.shape))
         [32, 128, 4096] [32, 128, 1] [32, 128, 2048]
 
     Source: ``paddle.incubate.nn.functional.fused_swiglu_weighted_bwd`` of Paddle 3.1 and newer, GPU builds.
