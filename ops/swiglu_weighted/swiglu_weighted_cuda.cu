@@ -26,7 +26,9 @@ struct RowCursor {
   T* row;
   int64_t stride, columns;
 
-  __device__ __forceinline__ Bf16x8 Load(int64_t column) const { return Load8<kAccess>(row, column, stride, columns); }
+  __device__ __forceinline__ Bf16x8 Load(int64_t column) const {
+    return kAccess == kVector ? LoadAlignedStreaming(row + column) : Load8<kAccess>(row, column, stride, columns);
+  }
   __device__ __forceinline__ void Store(int64_t column, const float (&values)[kVectorColumns]) const {
     if (row == nullptr) return;
     Store8<kAccess>(Pack(values), row, column, stride, columns, threadIdx.x, min(int(blockDim.x), 32));
