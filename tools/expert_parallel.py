@@ -63,21 +63,31 @@ def exchange(rows, send_counts, receive_counts):
 
 
 def _exchange_in_pairs(rows, send_counts, receive_counts):
-    """What alltoall_single does, of send and recv: gloo has no all-to-all."""
+    """What alltoall_single does, of send and recv: gloo has no all-to-all. The processes' number is a power of two.
+
+    Paddle's gloo numbers the calls of each process, and pairs a send with the recv of the same number. So all processes make
+    the same number of calls, in rounds in which each has a peer of its own, and no call is left out: where there are no rows
+    to send, one of zeros goes, and is dropped.
+    """
     rank = dist.get_rank()
-    ends = np.cumsum(send_counts)
-    outgoing = [rows[end - count : end] for end, count in zip(ends, send_counts)]
-    incoming = [paddle.empty([count, *rows.shape[1:]], rows.dtype) for count in receive_counts]
-    incoming[rank] = outgoing[rank]
-    for peer in range(len(send_counts)):
-        # send waits for recv: of two processes the lower one sends first. All meet their peers in ascending order, so
-        # that the lowest pair which is waiting can always go on.
+    parts = _split(rows, send_counts)
+    for distance in range(1, len(send_counts)):
+        peer = rank ^ distance
+        outgoing = parts[peer] if send_counts[peer] else paddle.zeros([1, *rows.shape[1:]], rows.dtype)
+        incoming = paddle.empty([max(receive_counts[peer], 1), *rows.shape[1:]], rows.dtype)
+        # A send waits for its recv: of two processes the lower one sends first.
         for sends in (rank < peer, rank > peer):
-            if sends and send_counts[peer]:
-                dist.send(outgoing[peer].contiguous(), peer)
-            elif not sends and rank != peer and receive_counts[peer]:
-                dist.recv(incoming[peer], peer)
-    return paddle.concat([part for part in incoming if part.shape[0]] or incoming[:1])
+            if sends:
+                dist.send(outgoing, peer)
+            else:
+                dist.recv(incoming, peer)
+        parts[peer] = incoming[: receive_counts[peer]]
+    return paddle.concat([part for part in parts if part.shape[0]] or parts[:1])
+
+
+def _split(rows, counts):
+    ends = np.cumsum(counts)
+    return [rows[end - count : end].contiguous() for end, count in zip(ends, counts)]
 
 
 class Plan:
@@ -333,8 +343,8 @@ def main():
 
     dist.init_parallel_env()
     processes = dist.get_world_size()
-    if EXPERTS % processes or BATCH_SIZE % processes:
-        sys.exit(f"error: {EXPERTS} experts and batches of {BATCH_SIZE} do not divide among {processes} processes")
+    if EXPERTS % processes or processes & (processes - 1):
+        sys.exit(f"error: the processes must be a power of two that divides {EXPERTS} experts, but are {processes}")
     lines = train(arguments.steps, arguments.seed)
     if dist.get_rank() == 0:
         print(f"Experts over {processes} processes on {paddle.get_device()}, {arguments.steps} steps:")
