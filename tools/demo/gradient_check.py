@@ -1,13 +1,14 @@
-"""Compares what the two ops return during training with float64."""
+"""Compares what the two backward ops return during training with float64."""
 
 from contextlib import contextmanager
 
-import fused
+# The library's compiled functions, which its layers call: only there the ops' real inputs are to be seen.
+from paddle_gated_ops._library import C
 from paddle_gated_ops.testing import check_rmsnorm_silu_gate_bwd, check_swiglu_weighted_bwd
 
 
-def _arrays(names, tensors):
-    return {name: tensor.numpy() for name, tensor in zip(names, tensors)}  # BF16 comes as its bits, uint16
+def _arrays(**tensors):
+    return {name: tensor.numpy() for name, tensor in tensors.items()}  # BF16 comes as its bits, uint16
 
 
 class GradientCheck:
@@ -28,37 +29,28 @@ class GradientCheck:
 
     @contextmanager
     def active(self):
-        """Inside, every call of the ops that the PyLayers of ``fused`` make is checked, on its real inputs."""
-        swiglu, norm = fused.fused_swiglu_weighted_bwd, fused.cake_rmsnorm_silu_gate_train_backward
+        """Inside, every call of the backward ops that a layer makes is checked, on its real inputs."""
+        swiglu, norm = C.fused_swiglu_weighted_bwd_out, C.cake_rmsnorm_silu_gate_train_backward
 
-        def checked_swiglu(*inputs):
-            outputs = swiglu(*inputs)
-            self._keep(
-                check_swiglu_weighted_bwd(
-                    _arrays(("o1", "do2_s", "unzipped_probs"), inputs),
-                    _arrays(("do1", "probs_grad", "o2_s"), outputs),
-                )
-            )
-            return outputs
+        def checked_swiglu(function, o1, do2_s, unzipped_probs, *options):
+            # Before the call, which writes do1 over o1 and o2_s over do2_s.
+            inputs = _arrays(o1=o1, do2_s=do2_s, unzipped_probs=unzipped_probs)
+            do1, probs_grad, o2_s = swiglu(function, o1, do2_s, unzipped_probs, *options)
+            self._keep(check_swiglu_weighted_bwd(inputs, _arrays(do1=do1, probs_grad=probs_grad, o2_s=o2_s)))
+            return do1, probs_grad, o2_s
 
-        def checked_norm(*inputs, **preallocated):
-            outputs = norm(*inputs, **preallocated)
-            *tensors, eps = inputs
-            self._keep(
-                check_rmsnorm_silu_gate_bwd(
-                    _arrays(("grad_out", "x", "z", "weight"), tensors),
-                    _arrays(("grad_x", "grad_z", "grad_weight"), outputs),
-                    eps,
-                )
-            )
-            return outputs
+        def checked_norm(grad_out, x, z, weight, eps, *options):
+            inputs = _arrays(grad_out=grad_out, x=x, z=z, weight=weight)
+            grad_x, grad_z, grad_weight = norm(grad_out, x, z, weight, eps, *options)
+            outputs = _arrays(grad_x=grad_x, grad_z=grad_z, grad_weight=grad_weight)
+            self._keep(check_rmsnorm_silu_gate_bwd(inputs, outputs, eps))
+            return grad_x, grad_z, grad_weight
 
-        # In the module's place, so that the PyLayers themselves stay as a user would write them.
-        fused.fused_swiglu_weighted_bwd, fused.cake_rmsnorm_silu_gate_train_backward = checked_swiglu, checked_norm
+        C.fused_swiglu_weighted_bwd_out, C.cake_rmsnorm_silu_gate_train_backward = checked_swiglu, checked_norm
         try:
             yield
         finally:
-            fused.fused_swiglu_weighted_bwd, fused.cake_rmsnorm_silu_gate_train_backward = swiglu, norm
+            C.fused_swiglu_weighted_bwd_out, C.cake_rmsnorm_silu_gate_train_backward = swiglu, norm
 
     def _keep(self, errors):
         self.calls += 1

@@ -24,9 +24,11 @@ class RMSNormSiLUGate(Layer):
     FP32 inside, one rounding. Forward and backward are ``functional.cake_rmsnorm_silu_gate``'s: x, z and the weight alone
     are kept for the backward pass.
 
-    The weight may be float32 too: it is rounded to BF16 for each call, and its gradient is the unrounded float32 sum. Where
-    ``weight.main_grad`` (float32, [128]) exists when the backward runs, in eager mode, the weight's gradient is added to it
-    in place, ``weight.grad`` stays as it is, and the weight's backward hooks run.
+    The weight may be float32 too: it is cast to BF16 for each call, and its gradient is the float32 sum (in a graph, and for
+    DistTensors, rounded to BF16 by the gradient of the cast).
+
+    Where ``weight.main_grad`` (float32, [128]) exists when the backward runs, in eager mode, the weight's gradient is added
+    to it in place, ``weight.grad`` stays as it is, and the weight's backward hooks run.
 
     It stands in for PaddleFormers' ``Qwen3NextRMSNormGated``, called with (hidden_states, gate): the parameter has the same
     name and shape, and gate may be a slice of a packed projection, which is read in place in eager mode.
@@ -97,10 +99,11 @@ class _WithFp32Weight(PyLayer):
 
     @staticmethod
     def forward(ctx, x, z, weight, eps):
+        output = C.cake_rmsnorm_silu_gate(_FUNCTION, x, z, weight.astype("bfloat16"), eps, None)
         ctx.save_for_backward(x, z, weight)
         ctx.eps = eps
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, z, weight)]
-        return C.cake_rmsnorm_silu_gate(_FUNCTION, x, z, weight.astype("bfloat16"), eps, None)
+        return output
 
     @staticmethod
     def backward(ctx, grad_out):

@@ -11,7 +11,7 @@ from paddle.nn.initializer import XavierUniform
 from ...._amp import autocast_dtype, cast_inputs
 from ...._autograd import any_dist, needs_node, refuse_create_graph
 from ...._graph import in_graph_mode, unified
-from ...._grouped import add_grouped_weight_grad, grouped_matmul, grouped_matmul_in_graph, grouped_weight_grad
+from ...._grouped import add_grouped_weight_grad, cast, grouped_matmul, grouped_matmul_in_graph, grouped_weight_grad
 from ...._library import C
 from ..functional import fused_swiglu_weighted
 
@@ -123,20 +123,28 @@ def _weighted_swiglu_experts(tokens, unzipped_probs, up_gate_proj, down_proj, to
 
     tensors = tokens, unzipped_probs, up_gate_proj, down_proj
     if in_graph_mode() or any_dist(*tensors):
-        o1 = grouped_matmul_in_graph(tokens, up_gate_proj, counts, dtype, paddle.bfloat16)
+        o1 = cast(grouped_matmul_in_graph(cast(tokens, dtype), up_gate_proj, counts), paddle.bfloat16)
         o2_s = fused_swiglu_weighted(o1, unzipped_probs)
-        return grouped_matmul_in_graph(o2_s, down_proj, counts, dtype, dtype)
-    if dtype == paddle.bfloat16 and tokens.place.is_cpu_place():
-        raise ValueError(f"{_NAME}: the weights must be float32 on the CPU, where Paddle has no bfloat16 matmul")
+        return grouped_matmul_in_graph(cast(o2_s, dtype), down_proj, counts)
+    if dtype == paddle.bfloat16 and not _has_bf16_matmul(tokens.place):
+        raise ValueError(f"{_NAME}: the products must be in float32 on the CPU, where Paddle has none in bfloat16")
     if needs_node(*tensors):
         return _Node.apply(*tensors, counts, dtype)
     return _forward(*tensors, counts, dtype)[1]
 
 
+def _has_bf16_matmul(place):
+    return not place.is_cpu_place()
+
+
+def _up(tokens, up_gate_proj, counts, dtype):
+    return cast(grouped_matmul(cast(tokens, dtype), up_gate_proj, counts), paddle.bfloat16)
+
+
 def _forward(tokens, unzipped_probs, up_gate_proj, down_proj, counts, dtype):
-    o1 = grouped_matmul(tokens, up_gate_proj, counts, dtype, paddle.bfloat16)
+    o1 = _up(tokens, up_gate_proj, counts, dtype)
     o2_s = C.fused_swiglu_weighted(o1, unzipped_probs, None)
-    return o1, grouped_matmul(o2_s, down_proj, counts, dtype, dtype)
+    return o1, grouped_matmul(cast(o2_s, dtype), down_proj, counts)
 
 
 class _Node(PyLayer):
@@ -157,42 +165,45 @@ class _Node(PyLayer):
         counts, dtype = ctx.counts, ctx.dtype
         want_tokens, want_probs, want_up_gate, want_down = ctx.wanted
         want_do1 = want_tokens or want_up_gate
-        if ctx.o1_is_overwritten:  # a second backward of a retained graph
-            o1 = grouped_matmul(tokens, up_gate_proj, counts, dtype, paddle.bfloat16)
+        if ctx.o1_is_overwritten:
+            # A second backward of a retained graph. Paddle's PyLayer has none up to 3.3, but must not give wrong gradients
+            # where it has.
+            o1 = _up(tokens, up_gate_proj, counts, dtype)
 
         do1 = probs_grad = o2_s = None
         if want_do1 or want_probs:
-            do2_s = grouped_matmul(grad_out, down_proj, counts, dtype, paddle.bfloat16, transpose=True)
+            do2_s = cast(grouped_matmul(grad_out, down_proj, counts, transpose=True), paddle.bfloat16)
             into = (o1 if want_do1 else None, None, do2_s if want_down else None)
             ctx.o1_is_overwritten = want_do1
             do1, probs_grad, o2_s = C.fused_swiglu_weighted_bwd_out(
                 _NAME, o1, do2_s, unzipped_probs, None, *into, want_do1, want_probs, want_down
             )
-            del do2_s, into
         elif want_down:
             o2_s = C.fused_swiglu_weighted(o1, unzipped_probs, None)
-        del o1
 
-        grad_down = _weight_grad(o2_s, grad_out, counts, dtype, down_proj) if want_down else None
-        del o2_s
-        grad_up_gate = _weight_grad(tokens, do1, counts, dtype, up_gate_proj) if want_up_gate else None
-        grad_tokens = None
+        grad_tokens = grad_up_gate = grad_down = None
+        if want_down:
+            grad_down = _weight_grad(cast(o2_s, dtype), grad_out, counts, down_proj)
+        if want_do1:
+            do1 = cast(do1, dtype)
+        if want_up_gate:
+            grad_up_gate = _weight_grad(cast(tokens, dtype), do1, counts, up_gate_proj)
         if want_tokens:
-            grad_tokens = grouped_matmul(do1, up_gate_proj, counts, dtype, tokens.dtype, transpose=True)
+            grad_tokens = cast(grouped_matmul(do1, up_gate_proj, counts, transpose=True), tokens.dtype)
         return grad_tokens, probs_grad, grad_up_gate, grad_down
 
 
-def _weight_grad(rows, grad_out, counts, dtype, weight):
+def _weight_grad(rows, grad_out, counts, weight):
     """The gradient of the weight, or None where it went into main_grad: Paddle then runs the weight's hooks all the same."""
     main_grad = getattr(weight, "main_grad", None)
     if main_grad is None:
-        return grouped_weight_grad(rows, grad_out, counts, dtype, weight)
+        return grouped_weight_grad(rows, grad_out, counts, weight)
     if main_grad.dtype != paddle.float32 or main_grad.shape != weight.shape:
         raise ValueError(
             f"{_NAME}: main_grad must be float32 of the weight's shape {weight.shape}, but is {main_grad.dtype} of shape "
             f"{main_grad.shape}"
         )
-    add_grouped_weight_grad(rows, grad_out, counts, dtype, main_grad)
+    add_grouped_weight_grad(rows, grad_out, counts, main_grad)
     return None
 
 
