@@ -127,26 +127,19 @@ def swiglu_nonfinite(silu, dsilu, p, d, up, tiny):
 
 
 def rmsnorm_forward_underflow(silu, n, w):
-    """Absolute errors of y = n * w * silu, [rows, 128], whichever product comes first.
+    """Absolute errors of y = (silu * n) * w, [rows, 128].
 
     Args:
         silu, n: [rows, 128]. w: [128].
     """
-    error_n, error_silu = _rounding(n), _rounding(silu)
-    abs_n, abs_w, abs_silu = np.abs(n) + error_n, np.abs(w), np.abs(silu) + error_silu
-    error_v = error_n * abs_w + _rounding(n * w)
-    norm_first = error_v * abs_silu + error_silu * (abs_n * abs_w)
-    error_a = error_silu * abs_n + error_n * abs_silu + _rounding(silu * n)
-    return np.maximum(norm_first, error_a * abs_w)
+    error_silu, error_n = _rounding(silu), _rounding(n)
+    error_a = error_silu * (np.abs(n) + error_n) + error_n * np.abs(silu) + _rounding(silu * n)
+    return error_a * np.abs(w)
 
 
 def rmsnorm_forward_nonfinite(silu, n, w, tiny):
-    """Bits of y, [rows, 128]. Args: as above, and ``tiny``: where sigmoid may be 0."""
-    finite = np.isfinite(n) & np.isfinite(w)
-    silu, n = _clip(silu, tiny), _clip(n)
-    bits = _bits_of(_clip(n * w) * silu) | _bits_of(_clip(silu * n) * w)
-    # A sigmoid that vanishes excuses no NaN: (silu * n) * w then meets no Inf.
-    return np.where(tiny & finite, bits & ~BITS_NAN, bits)
+    """Bits of y, [rows, 128]. Args: as above, and ``tiny`` [rows, 128]: where sigmoid may be 0."""
+    return _bits_of(_clip(_clip(silu, tiny) * _clip(n)) * w)
 
 
 def rmsnorm_underflow(silu, dsilu, dy, n, w, rstd):

@@ -12,7 +12,7 @@ arise where the formulas give them:
     probs_grad = sum over the row of ((SiLU(gate) * d) * up)
 
     n = x * rstd,  rstd = 1 / sqrt(mean(x^2) + eps),  a = SiLU(z) * dy
-    y = (n * w) * SiLU(z)                   grad_z = ((SiLU'(z) * dy) * (n * w))
+    y = ((SiLU(z) * n) * w)                 grad_z = ((SiLU'(z) * dy) * (n * w))
     grad_x = rstd * (a * w - n * mean(a * w * n))
     grad_weight = sum over the rows of (a * n)
 
@@ -370,7 +370,7 @@ def _rstd(x, eps):
 
 
 def rmsnorm_silu_gate(x, z, weight, eps=1e-6):
-    """Gated RMSNorm in float64: ``x * rstd * weight * SiLU(z)`` over the last dimension.
+    """Gated RMSNorm in float64: ``SiLU(z) * (x * rstd) * weight`` over the last dimension.
 
     Args:
         x, z: [..., n].
@@ -382,7 +382,7 @@ def rmsnorm_silu_gate(x, z, weight, eps=1e-6):
     """
     x, z, weight = (to_float64(a) for a in (x, z, weight))
     with np.errstate(all="ignore"):
-        return x * _rstd(x, eps)[0] * weight * (z * _sigmoids(z)[0])
+        return (z * _sigmoids(z)[0]) * (x * _rstd(x, eps)[0]) * weight
 
 
 def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
@@ -400,10 +400,9 @@ def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
     with np.errstate(all="ignore"):
         rstd, rstd_relative = _rstd(x, eps)
         n = x * rstd
-        v = n * weight
-        value = v * gate.silu
+        value = (gate.silu * n) * weight
         terms = np.abs(value) * gate.growth
-        tiny = np.where(gate.tiny, gate.magnitude * np.abs(v), 0.0)
+        tiny = np.where(gate.tiny, gate.magnitude * np.abs(n * weight), 0.0)
         under, bits = _zeros(x.shape), _no_bits(x.shape)
         if not fp32_range.products_stay_inside((gate.silu, x, rstd, n, weight)):
             under = fp32_range.rmsnorm_forward_underflow(gate.silu, n, weight)
