@@ -109,9 +109,10 @@ def _error_in_bounds(got, expected, bound, nonfinite, dtype):
 
         odd = np.nonzero(~finite)
         got, expected, bound, bits = got[odd], expected[odd], bound[odd], nonfinite[odd]
-        inf = np.isinf(got) & (np.sign(got) * expected >= _INF / 2)
-        distance = np.where(np.abs(expected) >= _INF_FROM[dtype], 0.0, _INF - np.abs(expected))
-        result = np.where(inf, np.where(distance == 0, 0.0, distance / bound), np.inf)
+        ahead = np.sign(got) * expected  # how far expected lies in Inf's direction
+        distance = np.where(ahead >= _INF_FROM[dtype], 0.0, _INF - ahead)
+        counts = np.isinf(got) & ((ahead >= _INF / 2) | (distance <= bound))
+        result = np.where(counts, np.where(distance == 0, 0.0, distance / bound), np.inf)
         accepted = np.isnan(got) & (np.isnan(expected) | (bits & BITS_NAN > 0))
         accepted |= (got == np.inf) & (bits & BITS_POSITIVE > 0)
         accepted |= (got == -np.inf) & (bits & BITS_NEGATIVE > 0)
@@ -123,8 +124,9 @@ def _error_in_bounds(got, expected, bound, nonfinite, dtype):
 def error_in_bounds(got, expected, bound, nonfinite=0, dtype="bfloat16"):
     """|got - expected| / bound, Inf where NaN or Inf is where it must not be, or missing.
 
-    0 errs by 0 even where the bound is 0. An Inf of the right sign is exact where ``expected``
-    rounds to Inf in ``dtype``, counts as 2^128 from 2^127 on, and is wrong below.
+    0 errs by 0 even where the bound is 0. An Inf is exact where ``expected`` rounds to it in
+    ``dtype``, counts as 2^128 of its sign from 2^127 on and where the bound reaches as far, and
+    is wrong elsewhere.
 
     Args:
         got (array_like): BF16 bits (uint16) or numbers.
