@@ -302,6 +302,20 @@ def test_no_grad_leaves_no_node_and_keeps_nothing():
     assert gone() is None
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_o1_is_kept_for_a_backward_alone(monkeypatch, recorded):
+    layer, arrays = make_layer(), make_arrays()
+    o1, alive = [], []
+    forward, down = C.fused_swiglu_weighted, weighted_swiglu_experts._down
+    monkeypatch.setattr(C, "fused_swiglu_weighted", lambda *inputs: o1.append(weakref.ref(inputs[0])) or forward(*inputs))
+    monkeypatch.setattr(
+        weighted_swiglu_experts, "_down", lambda *inputs: alive.append(o1[0]() is not None) or down(*inputs)
+    )
+    with paddle.set_grad_enabled(recorded):
+        layer(fp32(arrays["tokens"]), fp32(arrays["probs"]), ROUTINGS[0])
+    assert alive == [recorded]
+
+
 def test_inputs_are_not_written():
     layer, arrays = make_layer(), make_arrays()
     tokens, probs, grad = fp32(arrays["tokens"]), fp32(arrays["probs"]), paddle.to_tensor(arrays["grad"])

@@ -5,12 +5,17 @@ empty matrices. What the products need beside their result is one expert's share
 """
 
 import paddle
+from paddle import _C_ops
 from paddle.nn.functional import linear
 
 
 def cast(tensor, dtype):
     """The tensor itself where it has the dtype already."""
     return tensor if tensor.dtype == dtype else tensor.astype(dtype)
+
+
+def _empty(shape, dtype, place):
+    return _C_ops.empty(shape, dtype, place)  # paddle.empty of 2.6 knows the current device alone
 
 
 def _used(counts):
@@ -33,7 +38,7 @@ def grouped_matmul(rows, weights, counts, transpose=False):
     Returns:
         Tensor: [rows, out], rows' dtype.
     """
-    out = paddle.empty([rows.shape[0], weights.shape[1 if transpose else 2]], rows.dtype)
+    out = _empty([rows.shape[0], weights.shape[1 if transpose else 2]], rows.dtype, rows.place)
     for expert, start, end in _used(counts):
         product = paddle.matmul(rows[start:end], cast(weights[expert], rows.dtype), transpose_y=transpose)
         out[start:end].copy_(product, False)  # a plain copy of memory, which an assignment to out[start:end] is not
@@ -63,7 +68,7 @@ def grouped_weight_grad(rows, grad_out, counts, weights):
     Returns:
         Tensor: of the weights' shape and dtype. Experts without rows have zeros.
     """
-    grad = paddle.empty(weights.shape, weights.dtype)
+    grad = paddle.empty_like(weights)
     for expert, count in enumerate(counts):
         if not count:
             grad[expert].zero_()

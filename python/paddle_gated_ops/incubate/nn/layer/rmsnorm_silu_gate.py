@@ -113,7 +113,7 @@ class _WithFp32Weight(PyLayer):
         main_grad = getattr(weight, "main_grad", None) if want_weight else None
         grad_weight = main_grad
         if want_weight and main_grad is None:
-            grad_weight = paddle.empty(weight.shape, "float32")
+            grad_weight = paddle.empty_like(weight)
         grad_x, grad_z, grad_weight = C.cake_rmsnorm_silu_gate_train_backward(
             grad_out,
             x,

@@ -130,7 +130,8 @@ def _weighted_swiglu_experts(tokens, unzipped_probs, up_gate_proj, down_proj, to
         raise ValueError(f"{_NAME}: the products must be in float32 on the CPU, where Paddle has none in bfloat16")
     if needs_node(*tensors):
         return _Node.apply(*tensors, counts, dtype)
-    return _forward(*tensors, counts, dtype)[1]
+    o2_s = C.fused_swiglu_weighted(_up(tokens, up_gate_proj, counts, dtype), unzipped_probs, None)
+    return _down(o2_s, down_proj, counts, dtype)
 
 
 def _has_bf16_matmul(place):
@@ -141,17 +142,16 @@ def _up(tokens, up_gate_proj, counts, dtype):
     return cast(grouped_matmul(cast(tokens, dtype), up_gate_proj, counts), paddle.bfloat16)
 
 
-def _forward(tokens, unzipped_probs, up_gate_proj, down_proj, counts, dtype):
-    o1 = _up(tokens, up_gate_proj, counts, dtype)
-    o2_s = C.fused_swiglu_weighted(o1, unzipped_probs, None)
-    return o1, grouped_matmul(cast(o2_s, dtype), down_proj, counts)
+def _down(o2_s, down_proj, counts, dtype):
+    return grouped_matmul(cast(o2_s, dtype), down_proj, counts)
 
 
 class _Node(PyLayer):
     @staticmethod
     def forward(ctx, tokens, unzipped_probs, up_gate_proj, down_proj, counts, dtype):
         tensors = tokens, unzipped_probs, up_gate_proj, down_proj
-        o1, output = _forward(*tensors, counts, dtype)
+        o1 = _up(tokens, up_gate_proj, counts, dtype)
+        output = _down(C.fused_swiglu_weighted(o1, unzipped_probs, None), down_proj, counts, dtype)
         ctx.save_for_backward(*tensors, o1)
         ctx.o1_is_overwritten = False
         ctx.counts, ctx.dtype = counts, dtype
