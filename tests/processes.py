@@ -79,4 +79,4 @@ def assert_passed(file, name):
     for rank, outcome in enumerate(found):
         if outcome.get(name) != "passed":
             failures = [each for each in outcome.values() if each != "passed"]  # its own, or of a check before it
-            pytest.fail("\n".join([f"{name} has not passed in process {rank}", *failures or [text]]), pytrace=False)
+            pytest.fail("\n".join([f"{name} has not passed in process {rank}", *(failures or [text])]), pytrace=False)
