@@ -1,0 +1,54 @@
+"""The README's Python snippets run as pasted, each in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+README = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "README.md")
+
+
+def snippets(text):
+    """(line number, source) of each Python block."""
+    blocks = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, block.start()) + 1, block.group(1)) for block in blocks]
+
+
+def read():
+    with open(README, encoding="utf-8") as file:
+        return file.read()
+
+
+ALL = snippets(read())
+
+
+@pytest.mark.parametrize("source", [source for _, source in ALL], ids=[f"line {line}" for line, _ in ALL])
+def test_snippet(tmp_path, source):
+    # A file, as to_static reads the source of what it translates; run where there is nothing else to import.
+    script = tmp_path / "snippet.py"
+    script.write_text(source)
+    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_every_block_is_found():
+    text = read()
+    assert len(ALL) == text.count("```python")
+    for name in ("fused_swiglu_weighted_bwd", "cake_rmsnorm_silu_gate_train_backward"):
+        assert any(name in source for _, source in ALL), name
+
+
+TRAINING = {
+    "eager mode": r"\.backward\(\)",
+    "a static program": r"paddle\.enable_static\(\)",
+    "to_static": r"paddle\.jit\.to_static",
+}
+
+
+@pytest.mark.parametrize("kind", TRAINING)
+def test_a_training_step_is_shown_in(kind):
+    matching = [source for _, source in ALL if re.search(TRAINING[kind], source) and "optimizer" in source]
+    assert matching, f"no snippet trains in {kind}"
