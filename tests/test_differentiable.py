@@ -61,7 +61,9 @@ def test_views_and_a_strided_gradient(place, name, kind):
     for leaf in forward.inputs[:2]:
         leaves[leaf], _ = testing.strided_view(arrays[leaf], kind, place)
         leaves[leaf].stop_gradient = False
-    grad, _ = testing.strided_view(arrays[forward.output_grad], kind, place)
+    grad = tensor_of(arrays[forward.output_grad], place)
+    if place == "cpu":  # Paddle copies the gradient that it is given: a strided one with a kernel of its own
+        grad, _ = testing.strided_view(arrays[forward.output_grad], kind, place)
     backward_into(forward.function(**leaves), grad)
     assert_gradients(leaves, forward.gradients(arrays, place), forward.inputs)
 

@@ -13,10 +13,13 @@ import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
 from calls import (
+    FORWARDS,
     RMSNORM_INPUTS,
     SWIGLU_INPUTS,
     array_of,
+    assert_gradients,
     assert_same_bits,
+    backward_into,
     run_rmsnorm,
     run_swiglu,
     tensor_of,
@@ -187,6 +190,123 @@ def test_empty_rows_in_a_cuda_graph(cuda):
     cuda.synchronize()
     np.testing.assert_array_equal(array_of(grad_weight), np.zeros(128, np.float32))
     graph.reset()
+
+
+# ---- The differentiable functions: in eager mode, under recompute, in a CUDA graph
+
+
+def test_swiglu_at_many_sizes():
+    for rows, width in ((300, 1408), (65537, 8), (7, 101), (5, 3586)):
+        inputs = testing.swiglu_weighted_inputs(rows, width, seed=rows)
+        o1, probs, do2_s = (tensor_of(inputs[name], GPU) for name in ("o1", "unzipped_probs", "do2_s"))
+        for clamp_value in (None, 0.75):
+            testing.assert_swiglu_weighted(inputs, array_of(F.fused_swiglu_weighted(o1, probs, clamp_value)), clamp_value)
+        outputs = named(SWIGLU_OUTPUTS, F.fused_swiglu_weighted_clamp_bwd(o1, do2_s, probs, 0.75))
+        testing.assert_swiglu_weighted_bwd(inputs, outputs, 0.75)
+
+
+def test_rmsnorm_at_many_sizes():
+    for rows in (1, 40, 20000, 65537):
+        inputs = testing.rmsnorm_silu_gate_inputs(rows, seed=rows)
+        x, z, weight = (tensor_of(inputs[name], GPU) for name in ("x", "z", "weight"))
+        testing.assert_rmsnorm_silu_gate(inputs, array_of(F.cake_rmsnorm_silu_gate(x, z, weight)))
+
+
+@pytest.mark.parametrize("how", ["eager", "recompute, reentrant", "recompute, not reentrant"])
+@pytest.mark.parametrize("name", FORWARDS)
+def test_forward_and_backward(name, how):
+    from paddle.distributed.fleet.utils import recompute
+
+    forward = FORWARDS[name]
+    arrays = forward.arrays(20000, seed=1)
+    leaves = forward.leaves(arrays, GPU)
+    if how == "eager":
+        output = forward.function(**leaves)
+    else:
+        options = dict(use_reentrant="not" not in how, preserve_rng_state=False)
+        output = recompute(forward.function, *leaves.values(), **options)
+    backward_into(output, tensor_of(arrays[forward.output_grad], GPU))
+    np.testing.assert_array_equal(array_of(output.detach()), forward.output(arrays, GPU))
+    assert_gradients(leaves, forward.gradients(arrays, GPU), forward.inputs)
+
+
+@pytest.mark.parametrize("rows", [1, 300, 20000])
+@pytest.mark.parametrize("name", FORWARDS)
+def test_forward_and_backward_in_a_cuda_graph(cuda, name, rows):
+    forward = FORWARDS[name]
+    arrays = forward.arrays(rows, seed=0)
+    leaves, grad = forward.leaves(arrays, GPU), tensor_of(arrays[forward.output_grad], GPU)
+
+    def step():
+        output = forward.function(**leaves)
+        return output, paddle.grad([output], list(leaves.values()), [grad])
+
+    step()
+    cuda.synchronize()
+    with captured() as graph:
+        output, grads = step()
+    for seed in (1, 2, 3):
+        arrays = forward.arrays(rows, seed=seed)
+        for leaf, tensor in {**leaves, forward.output_grad: grad}.items():
+            cuda.upload(tensor, arrays[leaf])
+        graph.replay()
+        cuda.synchronize()
+        np.testing.assert_array_equal(array_of(output.detach()), forward.output(arrays, GPU))
+        assert_same_bits(dict(zip(leaves, map(array_of, grads))), forward.gradients(arrays, GPU))
+    graph.reset()
+
+
+def test_results_in_the_inputs_memory_in_a_cuda_graph(cuda):
+    tensors = tensors_of(testing.swiglu_weighted_inputs(300, 1408, seed=0), GPU)
+
+    def step():
+        return F.fused_swiglu_weighted_bwd_out(**tensors, do1=tensors["o1"], o2_s=tensors["do2_s"])
+
+    step()
+    cuda.synchronize()
+    with captured() as graph:
+        outputs = step()
+    for seed in (1, 2, 3):
+        inputs = testing.swiglu_weighted_inputs(300, 1408, seed=seed)
+        for name in SWIGLU_INPUTS:
+            cuda.upload(tensors[name], inputs[name])
+        graph.replay()
+        cuda.synchronize()
+        assert_same_bits(named(SWIGLU_OUTPUTS, outputs), run_swiglu(inputs, GPU))
+    graph.reset()
+
+
+def test_train_forward_in_the_inputs_memory_in_a_cuda_graph(cuda):
+    tensors = tensors_of({n: a for n, a in testing.rmsnorm_silu_gate_inputs(9000).items() if n != "grad_out"}, GPU)
+    F.cake_rmsnorm_silu_gate_train_forward(**tensors, out=tensors["z"])
+    cuda.synchronize()
+    with captured() as graph:
+        F.cake_rmsnorm_silu_gate_train_forward(**tensors, out=tensors["z"])
+    for seed in (1, 2, 3):
+        inputs = testing.rmsnorm_silu_gate_inputs(9000, seed=seed)
+        for name, tensor in tensors.items():
+            cuda.upload(tensor, inputs[name])
+        graph.replay()
+        cuda.synchronize()
+        testing.assert_rmsnorm_silu_gate(inputs, array_of(tensors["z"]))
+    graph.reset()
+
+
+def test_main_grad():
+    from paddle.base.framework import EagerParamBase
+
+    inputs = testing.rmsnorm_silu_gate_inputs(9000)
+    weight = EagerParamBase.from_tensor(tensor_of(inputs["weight"], GPU))
+    weight.stop_gradient = False
+    weight.main_grad = tensor_of(np.zeros(128, np.float32), GPU)
+    for _ in range(3):
+        before = array_of(weight.main_grad)
+        x, z = (tensor_of(inputs[name], GPU) for name in ("x", "z"))
+        x.stop_gradient = z.stop_gradient = False
+        backward_into(F.cake_rmsnorm_silu_gate(x, z, weight), tensor_of(inputs["grad_out"], GPU))
+        assert weight.grad is None
+        outputs = dict(zip(RMSNORM_OUTPUTS, map(array_of, (x.grad, z.grad, weight.main_grad))))
+        testing.assert_rmsnorm_silu_gate_bwd(inputs, outputs, initial_grad_weight=before)
 
 
 # ---- Streams
