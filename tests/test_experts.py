@@ -476,6 +476,24 @@ def test_counts_in_a_graph_are_a_list():
         graph(fp32(arrays["tokens"]), fp32(arrays["probs"]), paddle.to_tensor(ROUTINGS[0]))
 
 
+@pytest.mark.skipif(OLD, reason="DistTensors of 2.6 have no shard_layer")
+def test_dist_tensors():
+    import paddle.distributed as dist
+
+    layer, arrays, counts = make_layer(), make_arrays(), ROUTINGS[0]
+    expected = run(layer, layer, arrays, counts)
+    mesh = dist.ProcessMesh([0], dim_names=["x"])
+    sharded = dist.shard_layer(make_layer(), mesh)
+    tensors = [dist.shard_tensor(arrays[name], mesh, [dist.Replicate()]) for name in ("tokens", "probs", "grad")]
+    for tensor in tensors[:2]:
+        tensor.stop_gradient = False
+    output = sharded(*tensors[:2], counts)
+    assert output.is_dist()
+    paddle.autograd.backward([output], tensors[2:])
+    grads = [tensor.grad for tensor in (*tensors[:2], *sharded.parameters())]
+    assert_same({name: each.numpy() for name, each in zip(("output", *NAMES), (output, *grads))}, expected)
+
+
 @pytest.fixture
 def bf16_products(monkeypatch):
     """Lets the CPU compute BF16 products, rounded once, as a GPU does."""

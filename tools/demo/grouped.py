@@ -1,4 +1,4 @@
-"""Matrix products of rows that are sorted by expert, each expert's rows with that expert's matrix, by Paddle's own functions."""
+"""Products of rows that are sorted by expert, each expert's rows with that expert's matrix, of Paddle's own functions."""
 
 import paddle
 

@@ -33,13 +33,16 @@ class WeightedSwiGLUExperts(Layer):
     gradient of down_proj needs, is taken from the backward op, into the memory of its own gradient; o1's gradient goes into
     o1's memory. Gradients that nobody wants are not computed.
 
-    Precision: the products run in the weights' dtype. On CPU, where Paddle has no BF16 product, that is float32, with casts at
-    the activation's borders. Where ``paddle.amp.auto_cast`` acts with bfloat16, they run in BF16 whatever the weights are.
+    Precision: the products run in the weights' dtype. On CPU, where Paddle has no BF16 product, that is float32, with casts
+    at the activation's borders. Where ``paddle.amp.auto_cast`` acts with bfloat16, they run in BF16 whatever the weights are.
 
-    Where ``up_gate_proj.main_grad`` or ``down_proj.main_grad`` (float32, the weight's shape) exists when the backward runs, in
-    eager mode, the gradient is added to it in place, the weight's ``grad`` stays as it is, and its backward hooks run.
+    Where ``up_gate_proj.main_grad`` or ``down_proj.main_grad`` (float32, the weight's shape) exists when the backward runs,
+    in eager mode, the gradient is added to it in place, the weight's ``grad`` stays as it is, and its backward hooks run.
 
-    In a static graph and for DistTensors the layer is made of matmuls and the registered forward op.
+    In a static graph and for DistTensors the layer is made of Paddle's products and the registered forward op.
+
+    As any ``PyLayer`` of Paddle up to 3.3, the node can run backward once only, also under retain_graph=True, and
+    ``paddle.grad`` with respect to some of its trainable inputs needs stop_gradient=True on the others.
 
     Args:
         num_experts (int): the number of experts, 1 or more.
