@@ -61,7 +61,7 @@ class RMSNormSiLUGate(Layer):
         >>> norm = RMSNormSiLUGate(128)
         >>> packed = paddle.randn([64, 32, 512]).astype('bfloat16')
         >>> y = norm(packed[:, :, :128], packed[:, :, 256:384])
-        >>> print(y.shape, y.dtype)
+        >>> print(list(y.shape), y.dtype)
         [64, 32, 128] paddle.bfloat16
     """
 

@@ -76,7 +76,7 @@ class WeightedSwiGLUExperts(Layer):
         >>> experts = WeightedSwiGLUExperts(num_experts=4, hidden_size=64, intermediate_size=96)
         >>> tokens, probs = paddle.randn([10, 64]), paddle.rand([10])
         >>> y = experts(tokens, probs, [3, 0, 5, 2])
-        >>> print(y.shape)
+        >>> print(list(y.shape))
         [10, 64]
     """
 
