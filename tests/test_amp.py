@@ -88,7 +88,8 @@ def test_float16_is_refused(force, name):
     force("float16")
     forward = FORWARDS[name]
     leaves = forward.leaves(arrays_of(forward), "cpu")
-    with pytest.raises(ValueError, match=rf"^{forward.entry}: auto_cast must be with dtype='bfloat16', but is with 'float16'"):
+    message = rf"^{forward.entry}: auto_cast must be with dtype='bfloat16', but is with 'float16'"
+    with pytest.raises(ValueError, match=message):
         forward.function(**leaves)
 
 

@@ -55,7 +55,8 @@ def pairs(gates, ups):
 
 def test_the_gradient_passes_at_equality_and_is_zero_beyond(place):
     c = 2.0
-    inputs, gate, up = pairs([-3.0, -2.0, 1.0, c + BELOW, c, c + ABOVE, 50.0], [-50.0, -c - ABOVE, -c, -c - BELOW, 0.5, c, c + ABOVE])
+    gates = [-3.0, -2.0, 1.0, c + BELOW, c, c + ABOVE, 50.0]
+    inputs, gate, up = pairs(gates, [-50.0, -c - ABOVE, -c, -c - BELOW, 0.5, c, c + ABOVE])
     do1 = from_bf16_bits(run_clamped(inputs, place, c)["do1"])[0]
     gate_grad, up_grad = np.split(do1, 2)
     np.testing.assert_array_equal(gate_grad != 0, gate <= c)

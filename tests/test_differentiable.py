@@ -184,8 +184,8 @@ def test_inputs_and_gradient_are_unchanged(place, name):
     forward, arrays = FORWARDS[name], FORWARDS[name].arrays(ROWS)
     leaves, grad = forward.leaves(arrays, place), tensor_of(arrays[forward.output_grad], place)
     backward_into(forward.function(**leaves), grad)
-    found = {name: array_of(leaf.detach()) for name, leaf in leaves.items()}
-    assert_same_bits({**found, "grad": array_of(grad)}, {**{n: arrays[n] for n in found}, "grad": arrays[forward.output_grad]})
+    found = {**{leaf: array_of(tensor.detach()) for leaf, tensor in leaves.items()}, forward.output_grad: array_of(grad)}
+    assert_same_bits(found, {leaf: arrays[leaf] for leaf in found})
 
 
 def test_one_function_into_the_other():

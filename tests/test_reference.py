@@ -514,6 +514,172 @@ def test_wrong_rmsnorm_outputs_are_refused(name, dtype, damage):
         testing.assert_rmsnorm_silu_gate_bwd(inputs, outputs)
 
 
+# The forwards, and the clamped form
+
+CLAMPED = 0.75
+
+
+def swiglu_forward_in_fp32(inputs, clamp_value=None):
+    clamp = np.inf if clamp_value is None else np.float32(clamp_value)
+    gate, up = np.split(to_float32(inputs["o1"]), 2, axis=-1)
+    gate, up = np.minimum(gate, clamp), np.clip(up, -clamp, clamp)
+    probs = inputs["unzipped_probs"].reshape(gate.shape[:-1] + (1,))
+    with np.errstate(all="ignore"):
+        return to_bf16_bits(((stable_sigmoid(gate) * gate) * probs) * up)
+
+
+def rmsnorm_forward_in_fp32(inputs, eps=1e-6):
+    x, z, weight = (to_float32(inputs[name]) for name in ("x", "z", "weight"))
+    with np.errstate(all="ignore"):
+        mean = (x * x).mean(axis=-1, keepdims=True, dtype=np.float32)
+        n = x * (1 / np.sqrt(mean + np.float32(eps)))
+        return to_bf16_bits(((stable_sigmoid(z) * z) * n) * weight)
+
+
+def clamped_bwd_in_fp32(inputs, clamp_value):
+    """The unclamped backward of clamped halves, with nothing beyond; clamp_value is a BF16 number."""
+    o1 = to_float32(inputs["o1"])
+    gate, up = np.split(o1, 2, axis=-1)
+    moved = np.concatenate([np.minimum(gate, clamp_value), np.clip(up, -clamp_value, clamp_value)], -1)
+    outputs = swiglu_in_fp32({**inputs, "o1": to_bf16_bits(moved)})
+    outputs["do1"] = np.where(moved == o1, outputs["do1"], np.uint16(0))
+    return outputs
+
+
+@pytest.mark.parametrize("clamp_value", [0.1, 0.5, 0.75, 2.0])
+def test_the_clamped_backward_is_the_derivative_of_its_forward(clamp_value):
+    generator = np.random.default_rng(5)
+    o1 = 2 * generator.standard_normal((2, 3, 40))
+    o1[np.abs(np.abs(o1) - clamp_value) < 0.01] = 0.02  # no differences across an edge
+    d, probs = generator.standard_normal((2, 3, 20)), generator.uniform(0.1, 1.0, (2, 3))
+    result = reference.fused_swiglu_weighted_bwd(o1, d, probs, clamp_value)
+    by_o1 = derivative(lambda a: d * reference.swiglu_weighted(a, probs, clamp_value), o1)
+    by_probs = derivative(lambda a: d * reference.swiglu_weighted(o1, a, clamp_value), probs)
+    np.testing.assert_allclose(result.do1, by_o1, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(result.probs_grad, by_probs, rtol=1e-9, atol=1e-10)
+    forward = reference.swiglu_weighted(o1, probs, clamp_value)
+    np.testing.assert_array_equal(result.o2_s, forward)
+    gate, up = np.split(o1, 2, axis=-1)
+    beyond = np.concatenate([gate > clamp_value, np.abs(up) > clamp_value], -1)
+    assert beyond.any() and np.array_equal(result.do1 == 0, beyond)
+
+
+def test_at_the_clamp_the_gradient_passes_and_nan_is_not_clamped():
+    o1 = np.array([[1.0, 1.5, np.nan, -5.0, -1.0, -1.5, np.nan, 1.0]])  # gates, then ups
+    result = reference.fused_swiglu_weighted_bwd(o1, np.ones((1, 4)), np.ones(1), 1.0)
+    finite = reference.fused_swiglu_weighted_bwd(
+        np.array([[1.0, 1.0, 0.0, -5.0, -1.0, -1.0, 0.0, 1.0]]), np.ones((1, 4)), np.ones(1)
+    )
+    expected = np.array([True, False, False, True, True, False, False, True])
+    np.testing.assert_array_equal(result.do1[0, expected], finite.do1[0, expected])
+    assert (result.do1[0, [1, 5]] == 0).all() and np.isnan(result.do1[0, [2, 6]]).all()
+    assert np.isnan(result.o2_s).tolist() == [[False, False, True, False]]
+
+
+def test_the_clamp_is_rounded_to_fp32():
+    o1, d, probs = np.full((1, 2), 2.0), np.ones((1, 1)), np.ones(1)
+    assert (reference.fused_swiglu_weighted_bwd(o1, d, probs, 2 - 2.0**-40).do1 != 0).all()
+    assert (reference.fused_swiglu_weighted_bwd(o1, d, probs, 2 - 2.0**-20).do1 == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0,), (400, 3)])
+def test_forwards_with_magnitudes_are_the_plain_forwards(shape):
+    inputs = testing.swiglu_weighted_inputs(shape, 130)
+    for clamp_value in (None, CLAMPED):
+        arguments = inputs["o1"], inputs["unzipped_probs"], clamp_value
+        found = reference.fused_swiglu_weighted(*arguments)
+        np.testing.assert_array_equal(found.value, reference.swiglu_weighted(*arguments))
+        assert all(part.shape == found.value.shape for part in found.magnitudes)
+    inputs = testing.rmsnorm_silu_gate_inputs(shape)
+    arguments = inputs["x"], inputs["z"], inputs["weight"], 1e-3
+    found = reference.cake_rmsnorm_silu_gate(*arguments)
+    np.testing.assert_array_equal(found.value, reference.rmsnorm_silu_gate(*arguments))
+    assert all(part.shape == found.value.shape for part in found.magnitudes)
+
+
+def test_plain_fp32_forwards_are_within_the_bounds():
+    inputs = testing.swiglu_weighted_inputs((50, 3), 100)
+    for clamp_value in (None, CLAMPED):
+        output = swiglu_forward_in_fp32(inputs, clamp_value)
+        assert 0.4 < testing.check_swiglu_weighted(inputs, output, clamp_value)["o2_s"] < 0.51
+    errors = testing.check_swiglu_weighted_bwd(inputs, clamped_bwd_in_fp32(inputs, CLAMPED), CLAMPED)
+    assert 0.4 < errors["do1"] < 0.51 and 0.4 < errors["o2_s"] < 0.51 and 0 < errors["probs_grad"] < 1
+    inputs = testing.rmsnorm_silu_gate_inputs((50, 3))
+    errors = testing.check_rmsnorm_silu_gate(inputs, rmsnorm_forward_in_fp32(inputs))
+    assert 0.4 < errors["y"] < 0.51
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_plain_fp32_forwards_are_within_the_bounds_whatever_the_magnitudes(seed):
+    generator = np.random.default_rng(seed)
+    inputs = {"o1": wild(generator, (200, 80)), "unzipped_probs": generator.uniform(0, 1, 200).astype(np.float32)}
+    for clamp_value in (None, 2.0**-10, 1.0, 2.0**66):
+        output = swiglu_forward_in_fp32(inputs, clamp_value)
+        assert testing.check_swiglu_weighted(inputs, output, clamp_value)["o2_s"] <= 1
+        whole = {**inputs, "do2_s": wild(generator, (200, 40))}
+        if clamp_value is not None:
+            errors = testing.check_swiglu_weighted_bwd(whole, clamped_bwd_in_fp32(whole, clamp_value), clamp_value)
+            assert max(errors.values()) <= 1, (clamp_value, errors)
+    inputs = {"x": wild(generator, (50, 128)), "z": wild(generator, (50, 128)), "weight": wild(generator, (128,))}
+    assert testing.check_rmsnorm_silu_gate(inputs, rmsnorm_forward_in_fp32(inputs))["y"] <= 1
+
+
+@pytest.mark.parametrize("damage", ELEMENTWISE)
+def test_wrong_forwards_are_refused(damage):
+    inputs = testing.swiglu_weighted_inputs(5, 12)
+    for clamp_value in (None, CLAMPED):
+        outputs = {"o2_s": swiglu_forward_in_fp32(inputs, clamp_value)}
+        arguments = inputs["o1"], inputs["unzipped_probs"], clamp_value
+        damage(outputs, "o2_s", reference.swiglu_weighted(*arguments))
+        assert testing.check_swiglu_weighted(inputs, outputs["o2_s"], clamp_value)["o2_s"] > 1
+        with pytest.raises(AssertionError, match=r"o2_s\[\d+, \d+\].*gate=.*up=.*prob="):
+            testing.assert_swiglu_weighted(inputs, outputs["o2_s"], clamp_value)
+    inputs = testing.rmsnorm_silu_gate_inputs(5)
+    outputs = {"y": rmsnorm_forward_in_fp32(inputs)}
+    damage(outputs, "y", reference.rmsnorm_silu_gate(inputs["x"], inputs["z"], inputs["weight"]))
+    assert testing.check_rmsnorm_silu_gate(inputs, outputs["y"])["y"] > 1
+    with pytest.raises(AssertionError, match=r"y\[\d+, \d+\].*x=.*z=.*weight="):
+        testing.assert_rmsnorm_silu_gate(inputs, outputs["y"])
+
+
+@pytest.mark.parametrize("name, damage", [(name, damage) for name in ("do1", "o2_s") for damage in ELEMENTWISE])
+def test_wrong_clamped_outputs_are_refused(name, damage):
+    inputs = testing.swiglu_weighted_inputs(5, 12, seed=1)
+    inputs["o1"][0, [0, 1, 12, 13]] = inputs["o1"][1, [0, 1, 12, 13]] = to_bf16_bits([0.5, 0.25, -0.5, 0.25])
+    inputs["o1"][4, [11, 23]] = to_bf16_bits([0.5, 0.25])
+    inputs["o1"][0, 2:4] = to_bf16_bits([0.3, -0.3])
+    outputs = clamped_bwd_in_fp32(inputs, CLAMPED)
+    damage(outputs, name, getattr(reference.fused_swiglu_weighted_bwd(**inputs, clamp_value=CLAMPED), name))
+    errors = testing.check_swiglu_weighted_bwd(inputs, outputs, CLAMPED)
+    assert errors.pop(name) > 1 and max(errors.values()) <= 1
+
+
+def test_a_gradient_beyond_the_clamp_is_refused():
+    inputs = testing.swiglu_weighted_inputs(5, 12)
+    outputs = clamped_bwd_in_fp32(inputs, CLAMPED)
+    beyond = np.argwhere(to_float32(inputs["o1"])[:, :12] > CLAMPED)[0]
+    outputs["do1"][tuple(beyond)] = 1  # the smallest subnormal number
+    assert testing.check_swiglu_weighted_bwd(inputs, outputs, CLAMPED)["do1"] == np.inf
+    assert testing.check_swiglu_weighted_bwd(inputs, clamped_bwd_in_fp32(inputs, 1.0), CLAMPED)["do1"] > 1
+    assert testing.check_swiglu_weighted_bwd(inputs, swiglu_in_fp32(inputs), CLAMPED)["do1"] > 1
+
+
+def test_forwards_of_a_wrong_eps_or_clamp_are_refused():
+    inputs = testing.rmsnorm_silu_gate_inputs(5)
+    assert testing.check_rmsnorm_silu_gate(inputs, rmsnorm_forward_in_fp32(inputs, 0.1), 0.2)["y"] > 1
+    inputs = testing.swiglu_weighted_inputs(5, 12)
+    assert testing.check_swiglu_weighted(inputs, swiglu_forward_in_fp32(inputs, 0.5), 0.6)["o2_s"] > 1
+    for wrong in (np.zeros((5, 11), np.uint16), np.zeros((5, 12), np.float32)):
+        with pytest.raises(AssertionError, match="o2_s: expected"):
+            testing.check_swiglu_weighted(inputs, wrong)
+
+
+@pytest.mark.parametrize("lead, width", [((0,), 8), ((4, 0), 8), ((4,), 0)])
+def test_empty_forwards(lead, width):
+    inputs = testing.swiglu_weighted_inputs(lead, width)
+    assert testing.check_swiglu_weighted(inputs, np.zeros((*lead, width), np.uint16)) == {"o2_s": 0.0}
+
+
 def test_a_reduction_that_misses_a_column_or_a_row_is_refused():
     inputs = testing.swiglu_weighted_inputs(5, 255)
     outputs = swiglu_in_fp32(inputs)
