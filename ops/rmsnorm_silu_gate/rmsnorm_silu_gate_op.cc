@@ -4,6 +4,7 @@
 
 #include "common/paddle_glue_outputs.h"
 #include "common/paddle_glue.h"
+#include "common/paddle_glue_spmd.h"
 #include "rmsnorm_silu_gate/rmsnorm_silu_gate.h"
 
 namespace paddle_gated_ops {
@@ -156,15 +157,19 @@ phi::Place PlaceOf(const BwdInputs& in) {
   return CheckPlaces({&in.grad_out, &in.x, &in.z, &in.weight}, phi::CPUPlace());
 }
 
-// ---- The registered ops, for graphs. The backward is two: with and without the weight's gradient.
+// ---- The registered ops, for graphs and DistTensors. The backward is three: with the weight's gradient in BF16, in FP32
+// (where each process has a part of that sum) and without it.
 
 std::vector<Tensor> AnyBwdKernel(const char* function, const Tensor& grad_out, const Tensor& x, const Tensor& z,
-                                 const Tensor& weight, float eps, bool want_grad_weight) {
+                                 const Tensor& weight, float eps, bool want_grad_weight,
+                                 paddle::DataType grad_weight_dtype = kBf16) {
   return WithPaddleErrors(function, [&]() -> std::vector<Tensor> {
     const BwdInputs in = ReadInputs(grad_out, x, z, weight);
     Outputs out;
     out.want_grad_weight = want_grad_weight;
-    Backward(function, in, CheckEpsValue(eps), PlaceOf(in), &out);
+    const phi::Place place = PlaceOf(in);
+    if (want_grad_weight) out.grad_weight = AllocateOutput(in.weight.shape, grad_weight_dtype, place);
+    Backward(function, in, CheckEpsValue(eps), place, &out);
     if (!want_grad_weight) return {out.grad_x, out.grad_z};
     return {out.grad_x, out.grad_z, out.grad_weight};
   });
@@ -172,6 +177,11 @@ std::vector<Tensor> AnyBwdKernel(const char* function, const Tensor& grad_out, c
 
 std::vector<Tensor> BwdKernel(const Tensor& grad_out, const Tensor& x, const Tensor& z, const Tensor& weight, float eps) {
   return AnyBwdKernel(kBwd, grad_out, x, z, weight, eps, true);
+}
+
+std::vector<Tensor> BwdKernelFp32Weight(const Tensor& grad_out, const Tensor& x, const Tensor& z, const Tensor& weight,
+                                        float eps) {
+  return AnyBwdKernel(kBwd, grad_out, x, z, weight, eps, true, kFp32);
 }
 
 std::vector<Tensor> BwdKernelWithoutWeight(const Tensor& grad_out, const Tensor& x, const Tensor& z, const Tensor& weight,
@@ -195,6 +205,10 @@ using Dtype = paddle::DataType;
 
 std::vector<Dtype> BwdInferDtype(const Dtype&, const Dtype& x, const Dtype& z, const Dtype& weight) {
   return {x, z, weight};
+}
+
+std::vector<Dtype> BwdInferDtypeFp32Weight(const Dtype&, const Dtype& x, const Dtype& z, const Dtype&) {
+  return {x, z, kFp32};
 }
 
 std::vector<Dtype> BwdInferDtypeWithoutWeight(const Dtype&, const Dtype& x, const Dtype& z, const Dtype&) {
@@ -239,6 +253,34 @@ std::vector<Shape> FwdGradInferShape(const Shape& x, const Shape& z, const Shape
 std::vector<Dtype> FwdGradInferDtype(const Dtype& x, const Dtype& z, const Dtype& weight, const Dtype&) {
   return {x, z, weight};
 }
+
+#ifdef PD_INFER_SPMD_RULE
+SpmdInfo BwdSpmd(const DistMetaTensor& grad_out, const DistMetaTensor& x, const DistMetaTensor& z,
+                 const DistMetaTensor& weight, float) {
+  const RowSharding split(x.dims().size() - 1, {&x, &z, &grad_out});
+  return {{split.Rows(grad_out), split.Rows(x), split.Rows(z), split.Replicated(weight)},
+          {split.Rows(x), split.Rows(z), split.SumOverRows(weight)}};
+}
+
+SpmdInfo BwdSpmdWithoutWeight(const DistMetaTensor& grad_out, const DistMetaTensor& x, const DistMetaTensor& z,
+                              const DistMetaTensor& weight, float eps) {
+  SpmdInfo info = BwdSpmd(grad_out, x, z, weight, eps);
+  info.second.pop_back();
+  return info;
+}
+
+SpmdInfo FwdSpmd(const DistMetaTensor& x, const DistMetaTensor& z, const DistMetaTensor& weight, float) {
+  const RowSharding split(x.dims().size() - 1, {&x, &z});
+  return {{split.Rows(x), split.Rows(z), split.Replicated(weight)}, {split.Rows(x)}};
+}
+
+SpmdInfo FwdGradSpmd(const DistMetaTensor& x, const DistMetaTensor& z, const DistMetaTensor& weight,
+                     const DistMetaTensor& grad_out, float eps) {
+  SpmdInfo info = BwdSpmd(grad_out, x, z, weight, eps);
+  std::rotate(info.first.begin(), info.first.begin() + 1, info.first.end());  // grad_out comes last here
+  return info;
+}
+#endif
 
 // ---- Checks of what the caller passes to the eager entry
 
@@ -381,7 +423,8 @@ PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward)
     .Attrs({"eps: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::BwdKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::BwdInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtype))
+    GATED_OPS_SPMD_RULE(paddle_gated_ops::BwdSpmd);
 
 PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate_train_backward)
     .Inputs({"grad_out", "x", "z", "weight", paddle::Grad("grad_x"), paddle::Grad("grad_z"), paddle::Grad("grad_weight")})
@@ -389,13 +432,23 @@ PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate_train_backward)
     .Attrs({"eps: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::NoGradient));
 
+PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward_fp32_weight)
+    .Inputs({"grad_out", "x", "z", "weight"})
+    .Outputs({"grad_x", "grad_z", "grad_weight"})
+    .Attrs({"eps: float"})
+    .SetKernelFn(PD_KERNEL(paddle_gated_ops::BwdKernelFp32Weight))
+    .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::BwdInferShape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtypeFp32Weight))
+    GATED_OPS_SPMD_RULE(paddle_gated_ops::BwdSpmd);
+
 PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward_without_weight)
     .Inputs({"grad_out", "x", "z", "weight"})
     .Outputs({"grad_x", "grad_z"})
     .Attrs({"eps: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::BwdKernelWithoutWeight))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::BwdInferShapeWithoutWeight))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtypeWithoutWeight));
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtypeWithoutWeight))
+    GATED_OPS_SPMD_RULE(paddle_gated_ops::BwdSpmdWithoutWeight);
 
 PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate_train_backward_without_weight)
     .Inputs({"grad_out", "x", "z", "weight", paddle::Grad("grad_x"), paddle::Grad("grad_z")})
@@ -409,7 +462,8 @@ PD_BUILD_OP(gated_cake_rmsnorm_silu_gate)
     .Attrs({"eps: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::FwdKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::FwdInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdInferDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdInferDtype))
+    GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdSpmd);
 
 PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate)
     .Inputs({"x", "z", "weight", paddle::Grad("y")})
@@ -417,4 +471,5 @@ PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate)
     .Attrs({"eps: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::FwdGradKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::FwdGradInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdGradInferDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdGradInferDtype))
+    GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdGradSpmd);

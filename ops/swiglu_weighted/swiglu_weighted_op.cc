@@ -5,6 +5,7 @@
 
 #include "common/paddle_glue_outputs.h"
 #include "common/paddle_glue.h"
+#include "common/paddle_glue_spmd.h"
 #include "swiglu_weighted/swiglu_weighted.h"
 
 namespace paddle_gated_ops {
@@ -211,6 +212,23 @@ std::vector<Tensor> FwdGradKernel(const Tensor& o1, const Tensor& probs, const T
 std::vector<Shape> FwdGradInferShape(const Shape& o1, const Shape& probs, const Shape&) { return {o1, probs}; }
 std::vector<Dtype> FwdGradInferDtype(const Dtype& o1, const Dtype& probs, const Dtype&) { return {o1, probs}; }
 
+#ifdef PD_INFER_SPMD_RULE
+SpmdInfo BwdSpmd(const DistMetaTensor& o1, const DistMetaTensor& do2_s, const DistMetaTensor& probs, float) {
+  const RowSharding split(o1.dims().size() - 1, {&o1, &do2_s, &probs});
+  return {{split.Rows(o1), split.Rows(do2_s), split.Rows(probs)}, {split.Rows(o1), split.Rows(probs), split.Rows(do2_s)}};
+}
+
+SpmdInfo FwdSpmd(const DistMetaTensor& o1, const DistMetaTensor& probs, float) {
+  const RowSharding split(o1.dims().size() - 1, {&o1, &probs});
+  return {{split.Rows(o1), split.Rows(probs)}, {split.Rows(o1)}};
+}
+
+SpmdInfo FwdGradSpmd(const DistMetaTensor& o1, const DistMetaTensor& probs, const DistMetaTensor& do2_s, float) {
+  const RowSharding split(o1.dims().size() - 1, {&o1, &do2_s, &probs});
+  return {{split.Rows(o1), split.Rows(probs), split.Rows(do2_s)}, {split.Rows(o1), split.Rows(probs)}};
+}
+#endif
+
 }  // namespace
 
 void CheckSwigluWeightedFwdShapes(const Shape& o1, const Shape& unzipped_probs) {
@@ -305,7 +323,8 @@ PD_BUILD_OP(gated_fused_swiglu_weighted_bwd)
     .Attrs({"clamp_value: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::BwdKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::BwdInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtype))
+    GATED_OPS_SPMD_RULE(paddle_gated_ops::BwdSpmd);
 
 PD_BUILD_GRAD_OP(gated_fused_swiglu_weighted_bwd)
     .Inputs({"o1", "do2_s", "unzipped_probs", paddle::Grad("do1"), paddle::Grad("probs_grad"), paddle::Grad("o2_s")})
@@ -319,7 +338,8 @@ PD_BUILD_OP(gated_fused_swiglu_weighted)
     .Attrs({"clamp_value: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::FwdKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::FwdInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdInferDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdInferDtype))
+    GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdSpmd);
 
 PD_BUILD_GRAD_OP(gated_fused_swiglu_weighted)
     .Inputs({"o1", "unzipped_probs", paddle::Grad("o2_s")})
@@ -327,4 +347,5 @@ PD_BUILD_GRAD_OP(gated_fused_swiglu_weighted)
     .Attrs({"clamp_value: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::FwdGradKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::FwdGradInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdGradInferDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdGradInferDtype))
+    GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdGradSpmd);

@@ -3,7 +3,8 @@
 from paddle.autograd import PyLayer
 
 from ...._amp import cast_inputs
-from ...._autograd import any_dist, needs_node, refuse_create_graph
+from ...._autograd import needs_node, refuse_create_graph
+from ...._dist import reduced, rows_are_sharded
 from ...._checks import check_bool, check_int
 from ...._graph import call_registered, check_variables, in_graph_mode, refuse_buffers, unified
 from ...._library import C
@@ -55,16 +56,23 @@ def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
         output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
         if output is not None:
             return output  # None: DistTensors
-    elif not any_dist(x, z, weight):
+    else:
         return _RmsNormSiluGate.apply(x, z, weight, eps)
+    return _registered_fwd(inputs, eps)
+
+
+def _registered_fwd(inputs, eps):
     attributes = {"eps": C.checked_eps(_FWD, eps)}
-    return call_registered("gated_" + _FWD, inputs, {"y": "bfloat16"}, attributes, differentiable=True)[0]
+    # The gradients of DistTensors are recorded by the PyLayer: the sum in weight's has to be reduced before it is rounded.
+    return call_registered("gated_" + _FWD, inputs, {"y": "bfloat16"}, attributes, differentiable=in_graph_mode())[0]
 
 
 class _RmsNormSiluGate(PyLayer):
     @staticmethod
     def forward(ctx, x, z, weight, eps):
         output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
+        if output is None:  # DistTensors
+            output = _registered_fwd({"x": x, "z": z, "weight": weight}, eps)
         ctx.save_for_backward(x, z, weight)
         ctx.weight = weight  # has main_grad; what recompute saves in its place has not
         ctx.eps = eps
@@ -77,7 +85,7 @@ class _RmsNormSiluGate(PyLayer):
         x, z, weight = ctx.saved_tensor()
         want_x, want_z, want_weight = ctx.wanted
         main_grad = getattr(ctx.weight, "main_grad", None) if want_weight else None
-        grad_x, grad_z, grad_weight = C.cake_rmsnorm_silu_gate_train_backward(
+        gradients = C.cake_rmsnorm_silu_gate_train_backward(
             grad_out,
             x,
             z,
@@ -92,8 +100,36 @@ class _RmsNormSiluGate(PyLayer):
             want_x,
             want_z,
         )
+        if gradients is None:
+            return _dist_gradients(grad_out, x, z, weight, ctx.eps, ctx.wanted, main_grad)
+        grad_x, grad_z, grad_weight = gradients
         # None for the weight: Paddle then runs its backward hooks once, as after a gradient of its own.
         return grad_x, grad_z, grad_weight if main_grad is None else None
+
+
+def _dist_gradients(grad_out, x, z, weight, eps, wanted, main_grad):
+    """The gradients of DistTensors: None where none is wanted, and for a weight whose gradient went into main_grad."""
+    inputs = {"grad_out": grad_out, "x": x, "z": z, "weight": weight}
+    *gradients, grad_weight = _registered_bwd(inputs, eps, wanted[2], in_fp32=main_grad is not None)
+    if main_grad is not None:
+        main_grad.add_(grad_weight)
+        grad_weight = None
+    return (*(gradient if want else None for gradient, want in zip(gradients, wanted)), grad_weight)
+
+
+def _registered_bwd(inputs, eps, compute_grad_weight=True, in_fp32=False):
+    """The registered backward's grad_x, grad_z and grad_weight, or None; the last in FP32 or rounded to BF16."""
+    attributes = {"eps": C.checked_eps(_BWD, eps)}
+    outputs = {"grad_x": "bfloat16", "grad_z": "bfloat16"}
+    if not compute_grad_weight:
+        return (*call_registered(f"gated_{_BWD}_without_weight", inputs, outputs, attributes), None)
+    split = rows_are_sharded(inputs["grad_out"], inputs["x"], inputs["z"])
+    if not split and not in_fp32:
+        return call_registered("gated_" + _BWD, inputs, {**outputs, "grad_weight": "bfloat16"}, attributes)
+    outputs["grad_weight"] = "float32"
+    *gradients, grad_weight = call_registered(f"gated_{_BWD}_fp32_weight", inputs, outputs, attributes)
+    grad_weight = reduced(grad_weight)  # in FP32, and rounded once
+    return (*gradients, grad_weight if in_fp32 else grad_weight.astype("bfloat16"))
 
 
 def cake_rmsnorm_silu_gate_train_forward(x, z, weight, eps=1e-6, *, out=None):
@@ -220,11 +256,7 @@ def cake_rmsnorm_silu_gate_train_backward(
     check_bool(_BWD, "accumulate_grad_weight", accumulate_grad_weight)
     check_bool(_BWD, "compute_grad_weight", compute_grad_weight)
     refuse_buffers(_BWD, given)
-    attributes = {"eps": C.checked_eps(_BWD, eps)}
-    outputs = {"grad_x": "bfloat16", "grad_z": "bfloat16"}
-    if not compute_grad_weight:
-        return (*call_registered(f"gated_{_BWD}_without_weight", inputs, outputs, attributes), None)
-    return call_registered("gated_" + _BWD, inputs, {**outputs, "grad_weight": "bfloat16"}, attributes)
+    return _registered_bwd(inputs, eps, compute_grad_weight)
 
 
 def cake_rmsnorm_silu_gate_train_backward_workspace_bytes(rows, place=None):

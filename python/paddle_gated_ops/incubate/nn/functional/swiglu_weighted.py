@@ -58,7 +58,8 @@ def fused_swiglu_weighted(o1, unzipped_probs, clamp_value=None, name=None):
     elif not any_dist(o1, unzipped_probs):
         return _FusedSwigluWeighted.apply(o1, unzipped_probs, clamp_value)
     attributes = {"clamp_value": C.checked_clamp_value(_FWD, clamp_value)}
-    return call_registered("gated_" + _FWD, inputs, {"o2_s": "bfloat16"}, attributes, differentiable=True)[0]
+    differentiable = in_graph_mode() or needs_node(o1, unzipped_probs)
+    return call_registered("gated_" + _FWD, inputs, {"o2_s": "bfloat16"}, attributes, differentiable)[0]
 
 
 class _FusedSwigluWeighted(PyLayer):
