@@ -10,6 +10,11 @@
 #include "common/paddle_glue.h"
 
 #if __has_include("paddle/phi/api/ext/spmd_infer.h")
+// That header includes this one, which in a GPU build asks for cuBLAS and more, though the rules need none of it.
+#pragma push_macro("PADDLE_WITH_CUDA")
+#undef PADDLE_WITH_CUDA
+#include "paddle/phi/core/enforce.h"
+#pragma pop_macro("PADDLE_WITH_CUDA")
 #include "paddle/phi/api/ext/spmd_infer.h"
 #endif
 
