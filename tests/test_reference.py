@@ -542,7 +542,7 @@ def clamped_bwd_in_fp32(inputs, clamp_value):
     gate, up = np.split(o1, 2, axis=-1)
     moved = np.concatenate([np.minimum(gate, clamp_value), np.clip(up, -clamp_value, clamp_value)], -1)
     outputs = swiglu_in_fp32({**inputs, "o1": to_bf16_bits(moved)})
-    outputs["do1"] = np.where(moved == o1, outputs["do1"], np.uint16(0))
+    outputs["do1"] = np.where((moved == o1) | np.isnan(o1), outputs["do1"], np.uint16(0))
     return outputs
 
 
@@ -609,7 +609,7 @@ def test_plain_fp32_forwards_are_within_the_bounds():
     assert 0.4 < errors["y"] < 0.51
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(60))
 def test_plain_fp32_forwards_are_within_the_bounds_whatever_the_magnitudes(seed):
     generator = np.random.default_rng(seed)
     inputs = {"o1": wild(generator, (200, 80)), "unzipped_probs": generator.uniform(0, 1, 200).astype(np.float32)}

@@ -396,8 +396,9 @@ def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
     Returns:
         Forward: x's shape.
     """
-    x, gate, weight = to_float64(x), _gate(to_float64(z)), to_float64(weight)
+    x, z, weight = (to_float64(a) for a in (x, z, weight))
     with np.errstate(all="ignore"):
+        gate = _gate(z)
         rstd, rstd_relative = _rstd(x, eps)
         n = x * rstd
         value = (gate.silu * n) * weight
