@@ -3,6 +3,8 @@
 Over two processes the rows stay sharded, and the weight's gradient is reduced in FP32.
 """
 
+import itertools
+
 import numpy as np
 import paddle
 import pytest
@@ -58,6 +60,49 @@ def test_rmsnorm(names, compute):
     assert_same_bits(got, run_rmsnorm(inputs, "cpu", eps=1e-5, compute_grad_weight=compute))
 
 
+@pytest.mark.parametrize("function, inputs", [
+    (F.fused_swiglu_weighted, {n: a for n, a in testing.swiglu_weighted_inputs(5, 12).items() if n != "do2_s"}),
+    (F.cake_rmsnorm_silu_gate, {n: a for n, a in testing.rmsnorm_silu_gate_inputs(5).items() if n != "grad_out"}),
+])
+def test_no_grad_leaves_no_node(function, inputs):
+    tensors = distributed(tensors_of(inputs, "cpu"))
+    for tensor in tensors.values():
+        tensor.stop_gradient = False
+    assert not function(**tensors).stop_gradient
+    with paddle.no_grad():
+        assert function(**tensors).stop_gradient
+
+
+@pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=3)))
+def test_rmsnorm_gradients(wanted):
+    inputs = testing.rmsnorm_silu_gate_inputs(5)
+    tensors = distributed(tensors_of(inputs, "cpu"))
+    grad_out = tensors.pop("grad_out")
+    for tensor, want in zip(tensors.values(), wanted):
+        tensor.stop_gradient = not want
+    output = F.cake_rmsnorm_silu_gate(**tensors, eps=1e-5)
+    assert output.is_dist() and output.stop_gradient == (not any(wanted))
+    if not any(wanted):
+        return
+    paddle.autograd.backward([output], [grad_out])
+    got = local([tensor.grad for tensor in tensors.values()], ("grad_x", "grad_z", "grad_weight"))
+    expected = run_rmsnorm(inputs, "cpu", eps=1e-5)
+    assert_same_bits(got, {name: array if want else None for (name, array), want in zip(expected.items(), wanted)})
+
+
+def test_rmsnorm_main_grad():
+    inputs = testing.rmsnorm_silu_gate_inputs(5)
+    tensors = distributed(tensors_of(inputs, "cpu"))
+    grad_out, weight = tensors.pop("grad_out"), tensors["weight"]
+    weight.stop_gradient = False
+    main_grad = distributed({"main_grad": tensor_of(np.full(128, 0.5, np.float32), "cpu")})["main_grad"]
+    weight.main_grad = main_grad
+    paddle.autograd.backward([F.cake_rmsnorm_silu_gate(**tensors)], [grad_out])
+    assert weight.grad is None
+    fp32 = run_rmsnorm(inputs, "cpu", grad_weight=tensor_of(np.zeros(128, np.float32), "cpu"))["grad_weight"]
+    assert_same_bits({"": array_of(main_grad._local_value())}, {"": fp32 + np.float32(0.5)})
+
+
 BUFFERS = {
     "grad_x": np.zeros((5, 128), np.uint16),
     "grad_z": np.zeros((5, 128), np.uint16),
@@ -92,6 +137,140 @@ def test_shapes_are_checked(name):
     tensors[name] = tensor_of(np.zeros((4, 23), np.uint16 if name != "unzipped_probs" else np.float32), "cpu")
     with pytest.raises(ValueError, match=rf": {name}\b"):
         F.fused_swiglu_weighted_bwd(**distributed(tensors))
+
+
+# ---- The rules, in one process: a program over a mesh of four tells where each tensor of an op has to be.
+
+S0, S1, LAST = 0, 1, 2  # what a dimension of the mesh shards; None: nothing
+SWIGLU_SHAPES = {"o1": [8, 4, 24], "do2_s": [8, 4, 12], "unzipped_probs": [8, 4, 1]}
+RMSNORM_SHAPES = {**{name: [8, 4, 128] for name in ("grad_out", "x", "z")}, "weight": [128]}
+
+
+def placements_of(op, inputs):
+    """Placements over the mesh [2, 2] that the rule of an op in a program asks of its inputs, and gives its outputs.
+
+    Args:
+        op (callable): from variables by name to the op's outputs.
+        inputs (dict): name to (shape, [what the first dimension of the mesh shards, what the second does]).
+    """
+    import paddle.distributed as dist
+    from paddle.base.libpaddle.pir import create_tensor_dist_attribute
+    from paddle.distributed.auto_parallel.placement_type import to_dim_map
+
+    mesh = dist.ProcessMesh([[0, 1], [2, 3]], dim_names=["a", "b"])
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program()):
+            variables = {}
+            for name, (shape, split) in inputs.items():
+                dtype = "float32" if name == "unzipped_probs" else "bfloat16"
+                variable = variables[name] = paddle.static.data(name, shape, dtype)
+                placements = [dist.Replicate() if dim is None else dist.Shard(dim) for dim in split]
+                variable.update_dist_attr(create_tensor_dist_attribute(mesh, *to_dim_map(placements, len(shape))))
+                variable.stop_gradient = False
+            rule = op(**variables)[0].get_defining_op().dist_attr
+            operands = [rule.operand(i) for i in range(len(inputs))]
+            results = [rule.result(i) for i in range(rule.num_results())]
+            return [[split_of(attr.as_tensor_dist_attr()) for attr in attrs] for attrs in (operands, results)]
+    finally:
+        paddle.disable_static()
+
+
+def split_of(attr):
+    return [
+        "sum" if placement.is_partial() else placement.get_dim() if placement.is_shard() else None
+        for placement in attr.placements
+    ]
+
+
+def registered(name, *attributes):
+    from paddle import _C_ops
+
+    return lambda **variables: as_list(_C_ops._run_custom_op("gated_" + name, *variables.values(), *attributes))
+
+
+def gradient_of(name, given, *attributes):
+    """The grad op of a forward; ``given`` is the input that is the output's gradient."""
+
+    def grad(**variables):
+        inputs = {name: variable for name, variable in variables.items() if name != given}
+        outputs = registered(name, *attributes)(**inputs)
+        return paddle.static.gradients(outputs, list(inputs.values()), [variables[given]])
+
+    return grad
+
+
+def as_list(outputs):
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+NORM = "cake_rmsnorm_silu_gate"
+# Op, its inputs, those of its inputs and outputs that are not split by rows, and its weight gradient's place.
+RULES = {
+    "swiglu forward": (registered("fused_swiglu_weighted", 0.0), "o1 unzipped_probs", 1, None),
+    "swiglu backward": (registered("fused_swiglu_weighted_bwd", 0.0), "o1 do2_s unzipped_probs", 3, None),
+    "swiglu gradient": (
+        gradient_of("fused_swiglu_weighted", "do2_s", 0.0), "o1 unzipped_probs do2_s", 2, None
+    ),
+    "rmsnorm forward": (registered(NORM, 1e-6), "x z weight", 1, None),
+    "rmsnorm backward": (registered(NORM + "_train_backward", 1e-6), "grad_out x z weight", 3, 2),
+    "rmsnorm backward, FP32 weight": (
+        registered(NORM + "_train_backward_fp32_weight", 1e-6), "grad_out x z weight", 3, 2
+    ),
+    "rmsnorm backward without weight": (
+        registered(NORM + "_train_backward_without_weight", 1e-6), "grad_out x z weight", 2, None
+    ),
+    "rmsnorm gradient": (gradient_of(NORM, "grad_out", 1e-6), "x z weight grad_out", 3, 2),
+}
+
+
+@pytest.mark.parametrize("first, others, rows", [
+    ([None, None], [None, None], [None, None]),
+    ([S0, None], [S0, None], [S0, None]),
+    ([S0, S1], [S0, S1], [S0, S1]),
+    ([S1, S0], [S1, S0], [S1, S0]),
+    ([S0, None], [None, None], [S0, None]),  # the others are cut as well
+    ([S0, None], [None, S1], [S0, S1]),
+    ([S0, None], [S1, None], [S0, None]),  # one dimension of the mesh shards one of the rows: the first input's
+    ([None, LAST], [None, None], [None, None]),  # the last dimension is gathered
+    ([S0, LAST], [S0, LAST], [S0, None]),
+    ([LAST, S1], [LAST, None], [None, S1]),
+])
+@pytest.mark.parametrize("name", RULES)
+def test_rules(name, first, others, rows):
+    op, inputs, num_outputs, weight_grad = RULES[name]
+    inputs = inputs.split()
+    shapes = SWIGLU_SHAPES if "o1" in inputs else RMSNORM_SHAPES
+    leading = "o1" if "o1" in inputs else "x"  # the input that decides
+    given = {input: (shapes[input], first if input == leading else others) for input in inputs if input != "weight"}
+    if "weight" in inputs:
+        given["weight"] = (shapes["weight"], [0, None])
+    given = {input: given[input] for input in inputs}
+    operands, results = placements_of(op, given)
+    assert operands == [[None, None] if input == "weight" else rows for input in inputs]
+    partial = [None if dim is None else "sum" for dim in rows]
+    assert results == [partial if i == weight_grad else rows for i in range(num_outputs)]
+
+
+def test_a_program_reduces_the_weight_gradient_before_it_rounds():
+    rows = [S0, S1]
+    inputs = {name: (shape, [None, None] if name == "weight" else rows) for name, shape in RMSNORM_SHAPES.items()}
+    seen = []
+
+    def backward(**variables):
+        grad_weight = F.cake_rmsnorm_silu_gate_train_backward(**variables)[2]
+        value = grad_weight
+        while value.get_defining_op().num_operands() == 1:
+            seen.append((value.get_defining_op().name(), split_of(value.dist_attr()), str(value.dtype)))
+            value = value.get_defining_op().operand_source(0)
+        return [value]
+
+    _, results = placements_of(backward, inputs)
+    assert results[2] == ["sum", "sum"]
+    assert [(name, split, "bfloat16" in dtype) for name, split, dtype in seen] == [
+        ("pd_op.cast", [None, None], True),
+        ("dist_op.reshard", [None, None], False),
+    ]
 
 
 # ---- In two processes. Paddle's CPU build moves no BF16 tensor between placements: inputs are sharded in FP32 and then cast,
