@@ -26,8 +26,8 @@ def tool():
 
 @pytest.mark.parametrize("processes, seed", [
     (2, 0),
-    (2, 1),  # a process without rows in some steps
-    (4, 0),
+    (2, 1),
+    (4, 0),  # in some steps a process has no rows at all
 ])
 def test_equals_one_process(processes, seed):
     status, text = launch(TOOL, "--seed", str(seed), processes=processes)

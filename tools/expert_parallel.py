@@ -82,7 +82,8 @@ def _exchange_in_pairs(rows, send_counts, receive_counts):
             else:
                 dist.recv(incoming, peer)
         parts[peer] = incoming[: receive_counts[peer]]
-    return paddle.concat([part for part in parts if part.shape[0]] or parts[:1])
+    parts = [part for part in parts if part.shape[0]]  # 2.6 joins no empty ones
+    return paddle.concat(parts) if parts else paddle.empty([0, *rows.shape[1:]], rows.dtype)
 
 
 def _split(rows, counts):
