@@ -18,16 +18,12 @@
 #include "common/row_space.h"
 #include "paddle/common/ddim.h"
 #include "paddle/phi/api/all.h"
-#include "paddle/phi/api/include/tensor_utils.h"
-// PADDLE_THROW. In 2.6 it stands in a header that includes cuBLAS, cuDNN and more in a GPU build, for which it asks
-// versions of 2.6's time; without its CUDA parts it declares the same exception. phi/core/dense_tensor.h includes it too.
-#include "paddle/common/enforce.h"
-#ifndef PADDLE_THROW
+// These include cuBLAS, cuDNN and more in a GPU build, 2.6 of versions of its time; what they declare here does not depend on it.
 #pragma push_macro("PADDLE_WITH_CUDA")
 #undef PADDLE_WITH_CUDA
+#include "paddle/phi/core/dense_tensor.h"
 #include "paddle/phi/core/enforce.h"
 #pragma pop_macro("PADDLE_WITH_CUDA")
-#endif
 
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
 #include "common/device_guard.h"
@@ -390,9 +386,9 @@ inline void FillZeros(const Argument& argument) {
 inline paddle::Tensor AllocateOutput(const Dims& shape, paddle::DataType dtype, const phi::Place& place) {
   if (shape.numel() == 0) {
     // The executors of 2.6 take an output without memory for one that was not written: this one has some.
-    const paddle::Tensor memory = paddle::empty({1}, dtype, place);
-    return paddle::from_blob(const_cast<void*>(memory.data()), shape.vector(), dtype, phi::DataLayout::NCHW, place,
-                             [memory](void*) {});
+    const paddle::Tensor tensor = paddle::empty({1}, dtype, place);
+    static_cast<phi::DenseTensor&>(*tensor.impl()).Resize(common::make_ddim(shape.vector()));
+    return tensor;
   }
   paddle::Tensor tensor = paddle::empty(shape.vector(), dtype, place);
   if (PoisonOutputs()) FillBytes(tensor, tensor.data(), shape.numel() * int64_t(phi::SizeOf(dtype)), 0xff);
