@@ -18,6 +18,7 @@ from calls import (
     backward_into,
     peak_of,
     tensor_of,
+    tensors_of,
 )
 from paddle_gated_ops import testing
 from paddle_gated_ops._library import C
@@ -231,3 +232,25 @@ def test_gradients_add_up_over_calls(name):
     for leaf, expected in forward.gradients(arrays, "cpu").items():
         found = testing.reference.to_float64(array_of(leaves[leaf].grad))
         np.testing.assert_array_equal(found, 2 * testing.reference.to_float64(expected))
+
+
+@pytest.mark.parametrize("name", ["o1", "unzipped_probs"])
+def test_swiglu_input_written_to_before_the_backward(name):
+    tensors = {n: t.detach() for n, t in tensors_of(testing.swiglu_weighted_inputs(3, 8), "cpu").items() if n != "do2_s"}
+    tensors["o1"].stop_gradient = False
+    output = F.fused_swiglu_weighted(**tensors)
+    with paddle.no_grad():
+        tensors[name].zero_()
+    with pytest.raises(Exception, match=f"{name} was written to between forward and backward"):
+        output.astype("float32").sum().backward()
+
+
+@pytest.mark.parametrize("name", ["x", "z", "weight"])
+def test_rmsnorm_input_written_to_before_the_backward(name):
+    tensors = {n: t.detach() for n, t in tensors_of(testing.rmsnorm_silu_gate_inputs(3), "cpu").items() if n != "grad_out"}
+    tensors["x"].stop_gradient = False
+    output = F.cake_rmsnorm_silu_gate(**tensors)
+    with paddle.no_grad():
+        tensors[name].zero_()
+    with pytest.raises(Exception, match=f"{name} was written to between forward and backward"):
+        output.astype("float32").sum().backward()

@@ -1,5 +1,7 @@
 """What the differentiable functions share in eager mode."""
 
+import weakref
+
 import paddle
 
 from ._library import C
@@ -19,3 +21,25 @@ def refuse_create_graph(function):
     """NotImplementedError in a backward that is itself being recorded. Without it the second gradient would be None."""
     if paddle.is_grad_enabled():
         raise NotImplementedError(f"{function}: the gradient has no gradient of its own; call with create_graph=False")
+
+
+def save_inputs(ctx, *own, **inputs):
+    """Saves a node's inputs by name, with what tells whether one is written to before the backward, and tensors of its own."""
+    ctx.save_for_backward(*inputs.values(), *own)
+    ctx.saved = [(name, weakref.ref(tensor), tensor.inplace_version) for name, tensor in inputs.items()]
+
+
+def saved_inputs(ctx, function):
+    """The tensors of ``save_inputs``; RuntimeError where an input was written to since, as of Paddle's own
+    functions.
+
+    What recompute puts in the place of an input has no history to compare with.
+    """
+    tensors = ctx.saved_tensor()
+    for tensor, (name, original, version) in zip(tensors, ctx.saved):
+        if original() is tensor and tensor.inplace_version != version:
+            raise RuntimeError(
+                f"{function}: {name} was written to between forward and backward, {tensor.inplace_version - version} "
+                "time(s); the gradient needs what it held before"
+            )
+    return tensors

@@ -3,7 +3,7 @@
 from paddle.autograd import PyLayer
 
 from ...._amp import cast_inputs
-from ...._autograd import needs_node, refuse_create_graph
+from ...._autograd import needs_node, refuse_create_graph, save_inputs, saved_inputs
 from ...._dist import reduced, rows_are_sharded
 from ...._checks import check_bool, check_int
 from ...._graph import call_registered, check_variables, in_graph_mode, refuse_buffers, unified
@@ -73,7 +73,7 @@ class _RmsNormSiluGate(PyLayer):
         output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
         if output is None:  # DistTensors
             output = _registered_fwd({"x": x, "z": z, "weight": weight}, eps)
-        ctx.save_for_backward(x, z, weight)
+        save_inputs(ctx, x=x, z=z, weight=weight)
         ctx.weight = weight  # has main_grad; what recompute saves in its place has not
         ctx.eps = eps
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, z, weight)]
@@ -82,7 +82,7 @@ class _RmsNormSiluGate(PyLayer):
     @staticmethod
     def backward(ctx, grad_out):
         refuse_create_graph(_FWD)
-        x, z, weight = ctx.saved_tensor()
+        x, z, weight = saved_inputs(ctx, _FWD)
         want_x, want_z, want_weight = ctx.wanted
         main_grad = getattr(ctx.weight, "main_grad", None) if want_weight else None
         gradients = C.cake_rmsnorm_silu_gate_train_backward(

@@ -3,7 +3,7 @@
 from paddle.autograd import PyLayer
 
 from ...._amp import cast_inputs
-from ...._autograd import any_dist, needs_node, refuse_create_graph
+from ...._autograd import any_dist, needs_node, refuse_create_graph, save_inputs, saved_inputs
 from ...._graph import call_registered, check_variables, in_graph_mode, unified
 from ...._library import C
 
@@ -66,7 +66,7 @@ class _FusedSwigluWeighted(PyLayer):
     @staticmethod
     def forward(ctx, o1, unzipped_probs, clamp_value):
         output = C.fused_swiglu_weighted(o1, unzipped_probs, clamp_value)
-        ctx.save_for_backward(o1, unzipped_probs)
+        save_inputs(ctx, o1=o1, unzipped_probs=unzipped_probs)
         ctx.clamp_value = clamp_value
         ctx.wanted = (not o1.stop_gradient, not unzipped_probs.stop_gradient)
         return output
@@ -74,7 +74,7 @@ class _FusedSwigluWeighted(PyLayer):
     @staticmethod
     def backward(ctx, do2_s):
         refuse_create_graph(_FWD)
-        o1, unzipped_probs = ctx.saved_tensor()
+        o1, unzipped_probs = saved_inputs(ctx, _FWD)
         buffers = (None, None, None)
         do1, probs_grad, _ = C.fused_swiglu_weighted_bwd_out(
             _FWD, o1, do2_s, unzipped_probs, ctx.clamp_value, *buffers, *ctx.wanted, False

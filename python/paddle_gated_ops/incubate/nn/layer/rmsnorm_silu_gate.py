@@ -6,7 +6,7 @@ from paddle.nn import Layer
 from paddle.nn.initializer import Constant
 
 from ...._amp import cast_inputs
-from ...._autograd import any_dist, needs_node, refuse_create_graph
+from ...._autograd import any_dist, needs_node, refuse_create_graph, save_inputs, saved_inputs
 from ...._graph import in_graph_mode, unified
 from ...._library import C
 from ..functional import cake_rmsnorm_silu_gate
@@ -100,7 +100,8 @@ class _WithFp32Weight(PyLayer):
     @staticmethod
     def forward(ctx, x, z, weight, eps):
         output = C.cake_rmsnorm_silu_gate(_FUNCTION, x, z, weight.astype("bfloat16"), eps, None)
-        ctx.save_for_backward(x, z, weight)
+        save_inputs(ctx, x=x, z=z, weight=weight)
+        ctx.weight = weight  # has main_grad; what recompute saves in its place has not
         ctx.eps = eps
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, z, weight)]
         return output
@@ -108,9 +109,9 @@ class _WithFp32Weight(PyLayer):
     @staticmethod
     def backward(ctx, grad_out):
         refuse_create_graph(_FUNCTION)
-        x, z, weight = ctx.saved_tensor()
+        x, z, weight = saved_inputs(ctx, _FUNCTION)
         want_x, want_z, want_weight = ctx.wanted
-        main_grad = getattr(weight, "main_grad", None) if want_weight else None
+        main_grad = getattr(ctx.weight, "main_grad", None) if want_weight else None
         grad_weight = main_grad
         if want_weight and main_grad is None:
             grad_weight = paddle.empty_like(weight)

@@ -9,7 +9,7 @@ from paddle.nn import Layer
 from paddle.nn.initializer import XavierUniform
 
 from ...._amp import autocast_dtype, cast_inputs
-from ...._autograd import any_dist, needs_node, refuse_create_graph
+from ...._autograd import any_dist, needs_node, refuse_create_graph, save_inputs, saved_inputs
 from ...._graph import in_graph_mode, unified
 from ...._grouped import add_grouped_weight_grad, cast, grouped_matmul, grouped_matmul_in_graph, grouped_weight_grad
 from ...._library import C
@@ -155,7 +155,9 @@ class _Node(PyLayer):
         tensors = tokens, unzipped_probs, up_gate_proj, down_proj
         o1 = _up(tokens, up_gate_proj, counts, dtype)
         output = _down(C.fused_swiglu_weighted(o1, unzipped_probs, None), down_proj, counts, dtype)
-        ctx.save_for_backward(*tensors, o1)
+        inputs = dict(tokens=tokens, unzipped_probs=unzipped_probs, up_gate_proj=up_gate_proj, down_proj=down_proj)
+        save_inputs(ctx, o1, **inputs)
+        ctx.weights = up_gate_proj, down_proj  # have main_grad; what recompute saves in their place has not
         ctx.o1_is_overwritten = False
         ctx.counts, ctx.dtype = counts, dtype
         ctx.wanted = [not tensor.stop_gradient for tensor in tensors]
@@ -164,7 +166,7 @@ class _Node(PyLayer):
     @staticmethod
     def backward(ctx, grad_out):
         refuse_create_graph(_NAME)
-        tokens, unzipped_probs, up_gate_proj, down_proj, o1 = ctx.saved_tensor()
+        tokens, unzipped_probs, up_gate_proj, down_proj, o1 = saved_inputs(ctx, _NAME)
         counts, dtype = ctx.counts, ctx.dtype
         want_tokens, want_probs, want_up_gate, want_down = ctx.wanted
         want_do1 = want_tokens or want_up_gate
@@ -186,11 +188,11 @@ class _Node(PyLayer):
 
         grad_tokens = grad_up_gate = grad_down = None
         if want_down:
-            grad_down = _weight_grad(cast(o2_s, dtype), grad_out, counts, down_proj)
+            grad_down = _weight_grad(cast(o2_s, dtype), grad_out, counts, ctx.weights[1])
         if want_do1:
             do1 = cast(do1, dtype)
         if want_up_gate:
-            grad_up_gate = _weight_grad(cast(tokens, dtype), do1, counts, up_gate_proj)
+            grad_up_gate = _weight_grad(cast(tokens, dtype), do1, counts, ctx.weights[0])
         if want_tokens:
             grad_tokens = cast(grouped_matmul(do1, up_gate_proj, counts, transpose=True), tokens.dtype)
         return grad_tokens, probs_grad, grad_up_gate, grad_down
