@@ -409,3 +409,16 @@ def test_in_two_processes(name):
 
 if __name__ == "__main__":
     work(CHECKS)
+
+
+def test_create_graph_of_swiglu_on_dist_tensors():
+    import paddle.distributed as dist
+
+    mesh = dist.ProcessMesh([0], dim_names=["x"])
+    arrays = testing.swiglu_weighted_inputs(4, 8)
+    o1 = dist.shard_tensor(tensor_of(arrays["o1"], "cpu"), mesh, [dist.Replicate()], stop_gradient=False)
+    o1.stop_gradient = False
+    probs = dist.shard_tensor(tensor_of(arrays["unzipped_probs"], "cpu"), mesh, [dist.Replicate()])
+    output = F.fused_swiglu_weighted(o1, probs)
+    with pytest.raises(Exception, match="NotImplementedError"):
+        paddle.grad(output, o1, grad_outputs=paddle.ones_like(output), create_graph=True)

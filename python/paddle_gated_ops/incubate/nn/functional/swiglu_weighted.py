@@ -3,7 +3,7 @@
 from paddle.autograd import PyLayer
 
 from ...._amp import cast_inputs
-from ...._autograd import any_dist, needs_node, refuse_create_graph, save_inputs, saved_inputs
+from ...._autograd import needs_node, refuse_create_graph, save_inputs, saved_inputs
 from ...._graph import call_registered, check_variables, in_graph_mode, unified
 from ...._library import C
 
@@ -55,17 +55,23 @@ def fused_swiglu_weighted(o1, unzipped_probs, clamp_value=None, name=None):
         output = C.fused_swiglu_weighted(o1, unzipped_probs, clamp_value)
         if output is not None:
             return output  # None: DistTensors
-    elif not any_dist(o1, unzipped_probs):
+    else:
         return _FusedSwigluWeighted.apply(o1, unzipped_probs, clamp_value)
+    return _registered_fwd(inputs, clamp_value)
+
+
+def _registered_fwd(inputs, clamp_value):
     attributes = {"clamp_value": C.checked_clamp_value(_FWD, clamp_value)}
-    differentiable = in_graph_mode() or needs_node(o1, unzipped_probs)
-    return call_registered("gated_" + _FWD, inputs, {"o2_s": "bfloat16"}, attributes, differentiable)[0]
+    # The gradients of DistTensors are recorded by the PyLayer.
+    return call_registered("gated_" + _FWD, inputs, {"o2_s": "bfloat16"}, attributes, differentiable=in_graph_mode())[0]
 
 
 class _FusedSwigluWeighted(PyLayer):
     @staticmethod
     def forward(ctx, o1, unzipped_probs, clamp_value):
         output = C.fused_swiglu_weighted(o1, unzipped_probs, clamp_value)
+        if output is None:  # DistTensors
+            output = _registered_fwd({"o1": o1, "unzipped_probs": unzipped_probs}, clamp_value)
         save_inputs(ctx, o1=o1, unzipped_probs=unzipped_probs)
         ctx.clamp_value = clamp_value
         ctx.wanted = (not o1.stop_gradient, not unzipped_probs.stop_gradient)
@@ -76,10 +82,13 @@ class _FusedSwigluWeighted(PyLayer):
         refuse_create_graph(_FWD)
         o1, unzipped_probs = saved_inputs(ctx, _FWD)
         buffers = (None, None, None)
-        do1, probs_grad, _ = C.fused_swiglu_weighted_bwd_out(
+        gradients = C.fused_swiglu_weighted_bwd_out(
             _FWD, o1, do2_s, unzipped_probs, ctx.clamp_value, *buffers, *ctx.wanted, False
         )
-        return do1, probs_grad
+        if gradients is None:  # DistTensors
+            clamp_value = C.checked_clamp_value(_FWD, ctx.clamp_value)
+            gradients = _registered_bwd(o1, do2_s, unzipped_probs, clamp_value)
+        return tuple(gradient if wanted else None for gradient, wanted in zip(gradients, ctx.wanted))
 
 
 @unified
