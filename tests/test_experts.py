@@ -195,6 +195,37 @@ def test_counts_as_a_tensor(dtype):
     assert_same(run(layer, layer, arrays, tensor), run(layer, layer, arrays, counts))
 
 
+WITHOUT_VIEWS = """
+import numpy as np, paddle
+import test_experts as t
+
+flag = 'FLAGS_use_stride_kernel'
+assert not paddle.get_flags(flag)[flag]
+paddle.set_device('cpu')
+for on in (False, True, False):
+    paddle.set_flags({flag: on})
+    for counts in (*t.ROUTINGS, [0, 0, 0, 0]):
+        layer, arrays = t.make_layer(), t.make_arrays(rows=sum(counts))
+        got = t.run(layer, layer, arrays, counts)
+        if sum(counts):
+            t.assert_same(got, t.by_hand(layer, arrays, counts))
+        layer = t.make_layer()
+        weights = layer.parameters()
+        for weight in weights:
+            weight.main_grad = paddle.ones(weight.shape)
+        buffers = [weight.main_grad for weight in weights]
+        t.run(layer, layer, arrays, counts)
+        for name, weight, buffer in zip(t.NAMES[2:], weights, buffers):
+            assert weight.grad is None and weight.main_grad is buffer
+            np.testing.assert_array_equal(buffer.numpy(), 1 + got[name])
+print('right')
+"""
+
+
+def test_slices_that_are_copies():
+    assert run_python(WITHOUT_VIEWS, FLAGS_use_stride_kernel="0") == "right"
+
+
 def test_no_rows():
     layer = make_layer()
     got = run(layer, layer, make_arrays(rows=0), [0, 0, 0, 0])
@@ -386,12 +417,22 @@ def test_main_grad_over_micro_batches(which):
         assert np.abs(buffers[name].numpy() - true[name]).max() <= bound
 
 
-def test_main_grad_of_another_dtype_or_shape_is_refused():
-    for wrong in (paddle.zeros([EXPERTS, HIDDEN, 2 * INTERMEDIATE], "bfloat16"), paddle.zeros([HIDDEN])):
-        layer, arrays = make_layer(), make_arrays()
-        layer.up_gate_proj.main_grad = wrong
-        with pytest.raises((ValueError, OSError), match="main_grad must be float32 of the weight's shape"):
-            run(layer, layer, arrays, ROUTINGS[0])
+@pytest.mark.parametrize("name", NAMES[2:])
+@pytest.mark.parametrize("wrong", ["bfloat16", "shape", "no tensor"])
+def test_a_wrong_main_grad_is_refused_before_anything_is_written(name, wrong):
+    layer, arrays = make_layer(), make_arrays()
+    for weight in layer.parameters():
+        weight.main_grad = paddle.zeros(weight.shape)
+    weight = getattr(layer, name)
+    weight.main_grad = {
+        "bfloat16": paddle.zeros(weight.shape, "bfloat16"),
+        "shape": paddle.zeros([HIDDEN]),
+        "no tensor": np.zeros(weight.shape, "float32"),
+    }[wrong]
+    with pytest.raises((ValueError, OSError), match=f"ValueError.*main_grad of {name} must be a float32 Tensor"):
+        run(layer, layer, arrays, ROUTINGS[0])
+    for other in set(NAMES[2:]) - {name}:
+        assert not getattr(layer, other).main_grad.numpy().any()
 
 
 # ---- Recompute, graphs, AMP, BF16

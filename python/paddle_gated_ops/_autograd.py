@@ -23,6 +23,22 @@ def refuse_create_graph(function):
         raise NotImplementedError(f"{function}: the gradient has no gradient of its own; call with create_graph=False")
 
 
+def checked_main_grad(function, name, weight):
+    """The weight's main_grad, None where it has none; ValueError where a gradient cannot be added to it in place."""
+    main_grad = getattr(weight, "main_grad", None)
+    if main_grad is None:
+        return None
+    if not isinstance(main_grad, paddle.Tensor):
+        found = type(main_grad).__name__
+    elif main_grad.dtype != paddle.float32 or list(main_grad.shape) != list(weight.shape):
+        found = f"{main_grad.dtype} of shape {list(main_grad.shape)}"
+    else:
+        return main_grad
+    raise ValueError(
+        f"{function}: main_grad of {name} must be a float32 Tensor of the weight's shape {list(weight.shape)}, but is {found}"
+    )
+
+
 def save_inputs(ctx, *own, **inputs):
     """Saves a node's inputs by name, with what tells whether one is written to before the backward, and tensors of its own."""
     ctx.save_for_backward(*inputs.values(), *own)

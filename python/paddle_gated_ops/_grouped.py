@@ -1,7 +1,8 @@
 """Matrix products of rows that are sorted by expert, each expert's rows with that expert's matrix.
 
 ``counts`` holds each expert's number of rows. Experts without rows are left out of the products, as Paddle 2.6 refuses
-empty matrices. What the products need beside their result is one expert's share of it.
+empty matrices. What the products need beside their result is one expert's share of it, where slices are views; with
+FLAGS_use_stride_kernel=0 it is the result's size, as the experts' products are put together by a copy.
 """
 
 import paddle
@@ -27,6 +28,12 @@ def _used(counts):
         start += count
 
 
+def _slices_are_views():
+    """Whether writing to a slice writes to its tensor. A slice is a copy without the flag, which may change at any time."""
+    flag = "FLAGS_use_stride_kernel"
+    return paddle.get_flags([flag])[flag]
+
+
 def grouped_matmul(rows, weights, counts, transpose=False):
     """Products in eager mode, without autograd.
 
@@ -38,9 +45,15 @@ def grouped_matmul(rows, weights, counts, transpose=False):
     Returns:
         Tensor: [rows, out], rows' dtype.
     """
+    used = list(_used(counts))
+    products = (
+        paddle.matmul(rows[start:end], cast(weights[expert], rows.dtype), transpose_y=transpose)
+        for expert, start, end in used
+    )
+    if used and not _slices_are_views():
+        return paddle.concat(list(products))
     out = _empty([rows.shape[0], weights.shape[1 if transpose else 2]], rows.dtype, rows.place)
-    for expert, start, end in _used(counts):
-        product = paddle.matmul(rows[start:end], cast(weights[expert], rows.dtype), transpose_y=transpose)
+    for (_, start, end), product in zip(used, products):
         out[start:end].copy_(product, False)  # a plain copy of memory, which an assignment to out[start:end] is not
     return out
 
@@ -56,30 +69,43 @@ def grouped_matmul_in_graph(rows, weights, counts):
     return paddle.concat([linear(part, cast(weights[expert], rows.dtype)) for part, (expert, _, _) in zip(parts, used)])
 
 
-def grouped_weight_grad(rows, grad_out, counts, weights):
+def _weight_grads(rows, grad_out, counts, dtype):
+    """(expert, its gradient) of each expert that has rows, one at a time."""
+    for expert, start, end in _used(counts):
+        yield expert, cast(paddle.matmul(rows[start:end], grad_out[start:end], transpose_x=True), dtype)
+
+
+def grouped_weight_grad(rows, grad_out, counts, dtype):
     """The gradient of grouped_matmul's weights, in eager mode, without autograd.
 
     Args:
         rows (Tensor): [rows, in].
         grad_out (Tensor): [rows, out], rows' dtype.
         counts (sequence): of ints, one an expert.
-        weights (Tensor): [experts, in, out].
+        dtype (paddle.dtype): of the result.
 
     Returns:
-        Tensor: of the weights' shape and dtype. Experts without rows have zeros.
+        Tensor: [experts, in, out]. Experts without rows have zeros.
     """
-    grad = paddle.empty_like(weights)
+    shape = [rows.shape[1], grad_out.shape[1]]
+    grads = _weight_grads(rows, grad_out, counts, dtype)
+    if not _slices_are_views():
+        zeros = _C_ops.full(shape, 0.0, dtype, rows.place)
+        grads = dict(grads)
+        return paddle.stack([grads.get(expert, zeros) for expert in range(len(counts))])
+    out = _empty([len(counts), *shape], dtype, rows.place)
     for expert, count in enumerate(counts):
         if not count:
-            grad[expert].zero_()
-    for expert, start, end in _used(counts):
-        product = paddle.matmul(rows[start:end], grad_out[start:end], transpose_x=True)
-        grad[expert].copy_(cast(product, weights.dtype), False)
-    return grad
+            out[expert].zero_()
+    for expert, grad in grads:
+        out[expert].copy_(grad, False)
+    return out
 
 
 def add_grouped_weight_grad(rows, grad_out, counts, main_grad):
     """Adds the gradient of grouped_matmul's weights to main_grad (float32, [experts, in, out]), in place."""
-    for expert, start, end in _used(counts):
-        product = paddle.matmul(rows[start:end], grad_out[start:end], transpose_x=True)
-        main_grad[expert].add_(cast(product, paddle.float32))
+    if not _slices_are_views():
+        main_grad.add_(grouped_weight_grad(rows, grad_out, counts, paddle.float32))
+        return
+    for expert, grad in _weight_grads(rows, grad_out, counts, paddle.float32):
+        main_grad[expert].add_(grad)

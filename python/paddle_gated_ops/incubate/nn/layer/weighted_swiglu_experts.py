@@ -3,13 +3,15 @@
 import copy
 import operator
 
+import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 from paddle.nn import Layer
 from paddle.nn.initializer import XavierUniform
 
 from ...._amp import autocast_dtype, cast_inputs
-from ...._autograd import any_dist, needs_node, refuse_create_graph, save_inputs, saved_inputs
+from ...._autograd import any_dist, checked_main_grad, needs_node, refuse_create_graph, save_inputs, saved_inputs
+from ...._checks import check_int
 from ...._graph import in_graph_mode, unified
 from ...._grouped import add_grouped_weight_grad, cast, grouped_matmul, grouped_matmul_in_graph, grouped_weight_grad
 from ...._library import C
@@ -109,11 +111,10 @@ class WeightedSwiGLUExperts(Layer):
 
 
 def _checked_size(name, value):
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{_NAME}: {name} must be an int, but is {type(value).__name__}")
-    if operator.index(value) < 1:
-        raise ValueError(f"{_NAME}: {name} must be 1 or more, but is {value}")
-    return operator.index(value)
+    size = check_int(_NAME, name, value)
+    if size < 1:
+        raise ValueError(f"{_NAME}: {name} must be 1 or more, but is {size}")
+    return size
 
 
 @unified
@@ -167,6 +168,11 @@ class _Node(PyLayer):
     def backward(ctx, grad_out):
         refuse_create_graph(_NAME)
         tokens, unzipped_probs, up_gate_proj, down_proj, o1 = saved_inputs(ctx, _NAME)
+        # Both are looked at before anything is written.
+        main_grads = {
+            name: checked_main_grad(_NAME, name, weight) if want else None
+            for name, weight, want in zip(("up_gate_proj", "down_proj"), ctx.weights, ctx.wanted[2:])
+        }
         counts, dtype = ctx.counts, ctx.dtype
         want_tokens, want_probs, want_up_gate, want_down = ctx.wanted
         want_do1 = want_tokens or want_up_gate
@@ -188,26 +194,20 @@ class _Node(PyLayer):
 
         grad_tokens = grad_up_gate = grad_down = None
         if want_down:
-            grad_down = _weight_grad(cast(o2_s, dtype), grad_out, counts, ctx.weights[1])
+            grad_down = _weight_grad(cast(o2_s, dtype), grad_out, counts, down_proj.dtype, main_grads["down_proj"])
         if want_do1:
             do1 = cast(do1, dtype)
         if want_up_gate:
-            grad_up_gate = _weight_grad(cast(tokens, dtype), do1, counts, ctx.weights[0])
+            grad_up_gate = _weight_grad(cast(tokens, dtype), do1, counts, up_gate_proj.dtype, main_grads["up_gate_proj"])
         if want_tokens:
             grad_tokens = cast(grouped_matmul(do1, up_gate_proj, counts, transpose=True), tokens.dtype)
         return grad_tokens, probs_grad, grad_up_gate, grad_down
 
 
-def _weight_grad(rows, grad_out, counts, weight):
+def _weight_grad(rows, grad_out, counts, dtype, main_grad):
     """The gradient of the weight, or None where it went into main_grad: Paddle then runs the weight's hooks all the same."""
-    main_grad = getattr(weight, "main_grad", None)
     if main_grad is None:
-        return grouped_weight_grad(rows, grad_out, counts, weight)
-    if main_grad.dtype != paddle.float32 or main_grad.shape != weight.shape:
-        raise ValueError(
-            f"{_NAME}: main_grad must be float32 of the weight's shape {weight.shape}, but is {main_grad.dtype} of shape "
-            f"{main_grad.shape}"
-        )
+        return grouped_weight_grad(rows, grad_out, counts, dtype)
     add_grouped_weight_grad(rows, grad_out, counts, main_grad)
     return None
 
