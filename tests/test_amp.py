@@ -7,8 +7,9 @@ import numpy as np
 import paddle
 import pytest
 
-from calls import FORWARDS, array_of, assert_same_bits, backward_into, clamped_forward, rmsnorm_forward, swiglu_forward
-from calls import tensor_of
+import paddle_gated_ops.incubate.nn.functional as F
+from calls import FORWARDS, RMSNORM_INPUTS, array_of, assert_same_bits, backward_into, clamped_forward, rmsnorm_forward
+from calls import swiglu_forward, tensor_of
 from paddle_gated_ops import _amp, testing
 from paddle_gated_ops.testing import from_bf16_bits, to_bf16_bits
 
@@ -36,7 +37,14 @@ def in_the_other_dtype(array):
     return from_bf16_bits(array).astype(np.float32) if array.dtype == np.uint16 else to_bf16_bits(array)
 
 
-def check(forward, function, arrays, others):
+def unrounded_grad_weight(arrays):
+    tensors = [tensor_of(arrays[name], "cpu") for name in RMSNORM_INPUTS]
+    grad_weight = tensor_of(np.zeros(128, np.float32), "cpu")
+    F.cake_rmsnorm_silu_gate_train_backward(*tensors, 1e-5, grad_weight=grad_weight)
+    return array_of(grad_weight)
+
+
+def check(forward, function, arrays, others, in_graph=False):
     """Runs a function with some inputs in the other dtype; gradients have the caller's dtypes."""
     given = {n: in_the_other_dtype(arrays[n]) if n in others else arrays[n] for n in forward.inputs}
     leaves = {name: tensor_of(array, "cpu") for name, array in given.items()}
@@ -49,7 +57,9 @@ def check(forward, function, arrays, others):
     for name, expected in forward.gradients(arrays, "cpu").items():
         grad = leaves[name].grad
         assert grad.dtype == leaves[name].dtype, name
-        if name not in others:
+        if name == "weight" and name in others and not in_graph:
+            assert_same_bits({name: array_of(grad)}, {name: unrounded_grad_weight(arrays)})
+        elif name not in others:
             assert_same_bits({name: array_of(grad)}, {name: expected})
         elif expected.dtype == np.uint16:
             np.testing.assert_array_equal(array_of(grad), from_bf16_bits(expected).astype(np.float32))
@@ -80,7 +90,20 @@ def test_nothing_is_cast_that_is_right(force, name):
 def test_to_static(force, name):
     force("bfloat16")
     function = paddle.jit.to_static(FUNCTIONS[name], full_graph=True)
-    check(FORWARDS[name], function, arrays_of(FORWARDS[name]), set(FORWARDS[name].inputs))
+    check(FORWARDS[name], function, arrays_of(FORWARDS[name]), set(FORWARDS[name].inputs), in_graph=True)
+
+
+def test_main_grad_of_a_fp32_weight(force):
+    force("bfloat16")
+    arrays = arrays_of(FORWARDS["rmsnorm"])
+    values = from_bf16_bits(arrays["weight"]).astype(np.float32)
+    paddle.set_device("cpu")
+    weight = paddle.create_parameter([128], "float32", default_initializer=paddle.nn.initializer.Assign(values))
+    weight.main_grad = main_grad = tensor_of(np.zeros(128, np.float32), "cpu")
+    x, z = (tensor_of(in_the_other_dtype(arrays[name]), "cpu") for name in ("x", "z"))
+    backward_into(rmsnorm_forward(x, z, weight), tensor_of(arrays["grad_out"], "cpu"))
+    assert weight.grad is None and weight.main_grad is main_grad
+    assert_same_bits({"main_grad": array_of(main_grad)}, {"main_grad": unrounded_grad_weight(arrays)})
 
 
 @pytest.mark.parametrize("name", FORWARDS)

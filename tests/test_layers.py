@@ -96,6 +96,10 @@ def test_fp32_weight_has_an_unrounded_gradient(wanted):
 def test_main_grad_over_micro_batches(dtype):
     inputs = [testing.rmsnorm_silu_gate_inputs((33,), seed=seed) for seed in range(4)]
     layer = make_layer(inputs[0]["weight"], "cpu", dtype)
+    layer.weight.main_grad = paddle.zeros([128], "bfloat16")
+    with pytest.raises((ValueError, OSError), match="ValueError.*: main_grad of weight must be a float32 Tensor"):
+        x, z = (tensor_of(inputs[0][name], "cpu") for name in ("x", "z"))
+        backward(layer(x, z), inputs[0], "cpu")
     layer.weight.main_grad = main_grad = paddle.full([128], 3.0)
     hooks = []
     layer.weight._register_backward_hook(lambda: hooks.append(True))
@@ -255,11 +259,15 @@ def test_extra_repr():
     "arguments, error, words",
     [
         (dict(hidden_size=64), ValueError, "hidden_size must be 128, but is 64"),
-        (dict(hidden_size="128"), ValueError, "hidden_size"),
-        (dict(epsilon=-1e-6), ValueError, "eps"),
-        (dict(epsilon=float("nan")), ValueError, "eps"),
-        (dict(epsilon="small"), TypeError, "eps"),
-        (dict(weight_attr=False), ValueError, "weight_attr"),
+        (dict(hidden_size="128"), TypeError, "hidden_size must be an int, but is str"),
+        (dict(hidden_size=128.0), TypeError, "hidden_size must be an int, but is float"),
+        (dict(epsilon=-1e-6), ValueError, "^RMSNormSiLUGate: epsilon must be"),
+        (dict(epsilon=float("nan")), ValueError, "^RMSNormSiLUGate: epsilon must be"),
+        (dict(epsilon="small"), TypeError, "^RMSNormSiLUGate: epsilon must be"),
+        (dict(epsilon=None), TypeError, "^RMSNormSiLUGate: epsilon must be"),
+        (dict(weight_attr=False), ValueError, "^RMSNormSiLUGate: weight_attr must not be False"),
+        (dict(weight_attr=3), TypeError, "^RMSNormSiLUGate: weight_attr must be a ParamAttr.* but is int"),
+        (dict(weight_attr=[None]), TypeError, "^RMSNormSiLUGate: weight_attr must be a ParamAttr.* but is list"),
     ],
 )
 def test_wrong_arguments(arguments, error, words):

@@ -110,12 +110,18 @@ def test_a_weight_that_wants_no_gradient_leaves_main_grad_alone(weight, batches)
     assert (array_of(weight.main_grad) == 7).all() and weight.main_grad.inplace_version == 0
 
 
-@pytest.mark.parametrize("wrong", [np.zeros(127, np.float32), np.zeros((1, 128), np.float32)])
+@pytest.mark.parametrize("wrong", [np.zeros(127, np.float32), np.zeros((1, 128), np.float32), np.zeros(128, np.uint16)])
 def test_a_wrong_main_grad(weight, batches, wrong):
     weight.main_grad = tensor_of(wrong, "cpu")
-    with pytest.raises(Exception, match="grad_weight must have shape"):
+    with pytest.raises((ValueError, OSError), match="ValueError.*: main_grad of weight must be a float32 Tensor of"):
         step(weight, batches[0])
     assert not array_of(weight.main_grad).any()
+
+
+def test_a_main_grad_that_is_no_tensor(weight, batches):
+    weight.main_grad = np.zeros(128, np.float32)
+    with pytest.raises((ValueError, OSError), match="ValueError.*: main_grad of weight must be .* but is ndarray"):
+        step(weight, batches[0])
 
 
 # ---- Hooks

@@ -1,11 +1,12 @@
 """RMSNorm(x) * weight * SiLU(z) over 128 columns, forward and backward."""
 
+import paddle
 from paddle.autograd import PyLayer
 
-from ...._amp import cast_inputs
-from ...._autograd import needs_node, refuse_create_graph, save_inputs, saved_inputs
-from ...._dist import reduced, rows_are_sharded
+from .... import _amp
+from ...._autograd import any_dist, checked_main_grad, needs_node, refuse_create_graph, save_inputs, saved_inputs
 from ...._checks import check_bool, check_int
+from ...._dist import reduced, rows_are_sharded
 from ...._graph import call_registered, check_variables, in_graph_mode, refuse_buffers, unified
 from ...._library import C
 from ...._place import check_place
@@ -26,7 +27,8 @@ def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
     are saved for it, and in eager mode gradients that nobody wants are not computed. In a graph all are.
 
     Where ``weight.main_grad`` (float32, [128]) exists when the backward runs, in eager mode, the weight's gradient is added
-    to it, unrounded, and none is returned; then the weight's backward hooks run, where it has any.
+    to it, unrounded, and none is returned; then the hooks of ``weight._register_backward_hook`` run, where it has any. Those
+    of ``weight.register_hook`` get no gradient to work on. In a graph main_grad is passed over.
 
     Args:
         x (Tensor): bfloat16, [..., 128].
@@ -35,29 +37,44 @@ def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
         eps (float): finite, not negative, rounded to FP32.
 
     All on one place, CPU or GPU; any strides in eager mode. Where ``paddle.amp.auto_cast`` acts with bfloat16, float32
-    inputs are cast to bfloat16.
+    inputs are cast to bfloat16; the gradient of a float32 weight is then the float32 sum, unrounded in eager mode, and its
+    main_grad is the weight's own.
+
+    As any ``PyLayer`` of Paddle up to 3.3, the node can run backward once only: a second backward through the same forward,
+    also under retain_graph=True, ends the process. ``paddle.grad`` with respect to some of the trainable inputs needs
+    stop_gradient=True on the others.
 
     Returns:
         Tensor: y, bfloat16, x's shape.
 
     Raises:
         TypeError: an argument is no Tensor, or eps no number.
-        ValueError: a dtype, shape or place other than these, or auto_cast with float16.
+        ValueError: a dtype, shape or place other than these, or auto_cast with float16; in its backward, a main_grad that
+            is not float32 of the weight's shape.
         NotImplementedError: in its backward under create_graph=True.
 
     Source: FlashInfer's ``cake_rmsnorm_silu_gate_train``, forward.
     """
-    inputs = {"x": (x, "bfloat16"), "z": (z, "bfloat16"), "weight": (weight, "bfloat16")}
-    x, z, weight = cast_inputs(_FWD, inputs)
+    return rmsnorm_silu_gate(x, z, weight, eps, cast_weight=_amp.autocast_dtype() is not None)
+
+
+@unified
+def rmsnorm_silu_gate(x, z, weight, eps, cast_weight):
+    """``cake_rmsnorm_silu_gate``, which casts a float32 weight where cast_weight says so, else refuses it."""
+    x, z = _amp.cast_inputs(_FWD, {"x": (x, "bfloat16"), "z": (z, "bfloat16")})
+    recorded = not in_graph_mode() and needs_node(x, z, weight)
+    cast_weight = cast_weight and getattr(weight, "dtype", None) == paddle.float32
+    if cast_weight and (not recorded or any_dist(x, z, weight)):
+        weight, cast_weight = weight.astype("bfloat16"), False
+    if recorded:
+        return _RmsNormSiluGate.apply(x, z, weight, eps, cast_weight)
     inputs = {"x": x, "z": z, "weight": weight}
     if in_graph_mode():
         check_variables(_FWD, inputs, ["bfloat16"] * 3)
-    elif not needs_node(x, z, weight):
+    else:
         output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
         if output is not None:
             return output  # None: DistTensors
-    else:
-        return _RmsNormSiluGate.apply(x, z, weight, eps)
     return _registered_fwd(inputs, eps)
 
 
@@ -68,14 +85,18 @@ def _registered_fwd(inputs, eps):
 
 
 class _RmsNormSiluGate(PyLayer):
+    """With cast_weight, of a float32 weight: the gradient of a cast outside would be rounded to BF16, and main_grad, which
+    belongs to the weight, not to its cast, would be passed over."""
+
     @staticmethod
-    def forward(ctx, x, z, weight, eps):
-        output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
+    def forward(ctx, x, z, weight, eps, cast_weight):
+        in_bf16 = weight.astype("bfloat16") if cast_weight else weight
+        output = C.cake_rmsnorm_silu_gate(_FWD, x, z, in_bf16, eps, None)
         if output is None:  # DistTensors
             output = _registered_fwd({"x": x, "z": z, "weight": weight}, eps)
         save_inputs(ctx, x=x, z=z, weight=weight)
         ctx.weight = weight  # has main_grad; what recompute saves in its place has not
-        ctx.eps = eps
+        ctx.eps, ctx.cast_weight = eps, cast_weight
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, z, weight)]
         return output
 
@@ -84,7 +105,12 @@ class _RmsNormSiluGate(PyLayer):
         refuse_create_graph(_FWD)
         x, z, weight = saved_inputs(ctx, _FWD)
         want_x, want_z, want_weight = ctx.wanted
-        main_grad = getattr(ctx.weight, "main_grad", None) if want_weight else None
+        main_grad = checked_main_grad(_FWD, "weight", ctx.weight) if want_weight else None
+        grad_weight = main_grad
+        if ctx.cast_weight:
+            if want_weight and main_grad is None:
+                grad_weight = paddle.empty_like(weight)
+            weight = weight.astype("bfloat16")
         gradients = C.cake_rmsnorm_silu_gate_train_backward(
             grad_out,
             x,
@@ -93,7 +119,7 @@ class _RmsNormSiluGate(PyLayer):
             ctx.eps,
             None,
             None,
-            main_grad,
+            grad_weight,
             main_grad is not None,
             want_weight,
             None,

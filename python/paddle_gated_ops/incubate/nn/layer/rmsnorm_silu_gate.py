@@ -1,17 +1,13 @@
 """The gated RMSNorm of GatedDeltaNet and Qwen3-Next layers."""
 
-import paddle
-from paddle.autograd import PyLayer
 from paddle.nn import Layer
 from paddle.nn.initializer import Constant
 
-from ...._amp import cast_inputs
-from ...._autograd import any_dist, needs_node, refuse_create_graph, save_inputs, saved_inputs
-from ...._graph import in_graph_mode, unified
+from ...._checks import check_int
 from ...._library import C
-from ..functional import cake_rmsnorm_silu_gate
+from ..functional.rmsnorm_silu_gate import rmsnorm_silu_gate
+from ._weight_attr import checked_weight_attr
 
-_FUNCTION = "cake_rmsnorm_silu_gate"
 _HIDDEN_SIZE = 128  # what the kernels are made for
 
 
@@ -28,7 +24,13 @@ class RMSNormSiLUGate(Layer):
     DistTensors, rounded to BF16 by the gradient of the cast).
 
     Where ``weight.main_grad`` (float32, [128]) exists when the backward runs, in eager mode, the weight's gradient is added
-    to it in place, ``weight.grad`` stays as it is, and the weight's backward hooks run.
+    to it in place, ``weight.grad`` stays as it is, and the hooks of ``weight._register_backward_hook`` run; those of
+    ``weight.register_hook`` get no gradient to work on. In a graph main_grad is passed over, and for DistTensors where the
+    weight is float32.
+
+    As any ``PyLayer`` of Paddle up to 3.3, the node can run backward once only: a second backward through the same forward,
+    also under retain_graph=True, ends the process. ``paddle.grad`` with respect to some of the trainable inputs needs
+    stop_gradient=True on the others.
 
     It stands in for PaddleFormers' ``Qwen3NextRMSNormGated``, called with (hidden_states, gate): the parameter has the same
     name and shape, and gate may be a slice of a packed projection, which is read in place in eager mode.
@@ -68,67 +70,18 @@ class RMSNormSiLUGate(Layer):
     def __init__(self, hidden_size=_HIDDEN_SIZE, epsilon=1e-6, weight_attr=None):
         super().__init__()
         name = type(self).__name__
-        if hidden_size != _HIDDEN_SIZE:
+        if check_int(name, "hidden_size", hidden_size) != _HIDDEN_SIZE:
             raise ValueError(f"{name}: hidden_size must be {_HIDDEN_SIZE}, but is {hidden_size}")
-        if weight_attr is False:
-            raise ValueError(f"{name}: weight_attr must not be False, as the layer has no form without a weight")
-        C.checked_eps(name, epsilon)
+        weight_attr = checked_weight_attr(name, weight_attr)
+        try:
+            C.checked_eps(name, epsilon)
+        except (TypeError, ValueError) as error:  # which has the function's name of it
+            raise type(error)(str(error).replace(" eps ", " epsilon ")) from None
         self._epsilon = epsilon
         self.weight = self.create_parameter([hidden_size], attr=weight_attr, default_initializer=Constant(1.0))
 
     def forward(self, x, z):
-        return _rms_norm_silu_gate(x, z, self.weight, self._epsilon)
+        return rmsnorm_silu_gate(x, z, self.weight, self._epsilon, cast_weight=True)
 
     def extra_repr(self):
         return f"hidden_size={_HIDDEN_SIZE}, epsilon={self._epsilon}, dtype={self.weight.dtype}"
-
-
-@unified
-def _rms_norm_silu_gate(x, z, weight, eps):
-    if weight.dtype != paddle.float32:
-        return cake_rmsnorm_silu_gate(x, z, weight, eps)
-    if in_graph_mode() or any_dist(x, z, weight) or not needs_node(x, z, weight):
-        return cake_rmsnorm_silu_gate(x, z, weight.astype("bfloat16"), eps)
-    x, z = cast_inputs(_FUNCTION, {"x": (x, "bfloat16"), "z": (z, "bfloat16")})
-    return _WithFp32Weight.apply(x, z, weight, eps)
-
-
-class _WithFp32Weight(PyLayer):
-    """The function's node with the cast of the weight inside: the gradient of a cast outside would be rounded to BF16, and
-    main_grad, which belongs to the weight, not to its cast, would be passed over."""
-
-    @staticmethod
-    def forward(ctx, x, z, weight, eps):
-        output = C.cake_rmsnorm_silu_gate(_FUNCTION, x, z, weight.astype("bfloat16"), eps, None)
-        save_inputs(ctx, x=x, z=z, weight=weight)
-        ctx.weight = weight  # has main_grad; what recompute saves in its place has not
-        ctx.eps = eps
-        ctx.wanted = [not tensor.stop_gradient for tensor in (x, z, weight)]
-        return output
-
-    @staticmethod
-    def backward(ctx, grad_out):
-        refuse_create_graph(_FUNCTION)
-        x, z, weight = saved_inputs(ctx, _FUNCTION)
-        want_x, want_z, want_weight = ctx.wanted
-        main_grad = getattr(ctx.weight, "main_grad", None) if want_weight else None
-        grad_weight = main_grad
-        if want_weight and main_grad is None:
-            grad_weight = paddle.empty_like(weight)
-        grad_x, grad_z, grad_weight = C.cake_rmsnorm_silu_gate_train_backward(
-            grad_out,
-            x,
-            z,
-            weight.astype("bfloat16"),
-            ctx.eps,
-            None,
-            None,
-            grad_weight,
-            main_grad is not None,
-            want_weight,
-            None,
-            want_x,
-            want_z,
-        )
-        # None for the weight: Paddle then runs its backward hooks once, as after a gradient of its own.
-        return grad_x, grad_z, grad_weight if main_grad is None else None
