@@ -1,5 +1,8 @@
 """patch_paddle puts the library's function under Paddle's own name, and takes it away again."""
 
+import sys
+import threading
+
 import paddle
 import paddle.incubate.nn.functional as paddle_functional
 import pytest
@@ -76,6 +79,62 @@ def test_restore_inside_the_block(before):
     with paddle_gated_ops.patch_paddle() as patch:
         patch.restore()
         assert current() is before
+    assert current() is before
+
+
+def test_a_restored_patch_patches_again_in_a_block(before):
+    patch = paddle_gated_ops.patch_paddle()
+    for _ in range(2):
+        patch.restore()
+        with patch:
+            assert current() is F.fused_swiglu_weighted_bwd
+        assert current() is before
+
+
+def test_what_somebody_else_put_there_stays(before):
+    def another(*arguments):
+        raise AssertionError("not to be called")
+
+    with paddle_gated_ops.patch_paddle():
+        setattr(paddle_functional, NAME, another)
+    assert current() is another
+    if before is None:
+        delattr(paddle_functional, NAME)
+    else:
+        setattr(paddle_functional, NAME, before)
+    with paddle_gated_ops.patch_paddle():
+        pass
+    assert current() is before
+
+
+def test_a_deleted_name_stays_deleted(before):
+    with paddle_gated_ops.patch_paddle():
+        delattr(paddle_functional, NAME)
+    assert not hasattr(paddle_functional, NAME)
+    if before is not None:
+        setattr(paddle_functional, NAME, before)
+
+
+def test_threads(before):
+    switch_interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    wrong = []
+
+    def patch_often():
+        for _ in range(3000):
+            with paddle_gated_ops.patch_paddle():
+                if current() is not F.fused_swiglu_weighted_bwd:
+                    wrong.append(current())
+
+    threads = [threading.Thread(target=patch_often) for _ in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch_interval)
+    assert not wrong
     assert current() is before
 
 

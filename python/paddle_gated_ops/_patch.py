@@ -1,5 +1,7 @@
 """The drop-in: Paddle's own name for the op, on every device and version."""
 
+import threading
+
 import paddle.incubate.nn.functional as paddle_functional
 
 from .incubate.nn.functional import fused_swiglu_weighted_bwd
@@ -14,27 +16,41 @@ class _Patch:
     # All patches in place, in the order they were made, and what Paddle had before the first.
     _active = []
     _original = _MISSING
+    _lock = threading.Lock()
 
     def __init__(self):
-        if not _Patch._active:
-            _Patch._original = getattr(paddle_functional, _NAME, _MISSING)
-        _Patch._active.append(self)
-        setattr(paddle_functional, _NAME, fused_swiglu_weighted_bwd)
+        self._apply()
+
+    def _apply(self):
+        with _Patch._lock:
+            if self in _Patch._active:
+                return
+            if not _Patch._active:
+                _Patch._original = getattr(paddle_functional, _NAME, _MISSING)
+            _Patch._active.append(self)
+            setattr(paddle_functional, _NAME, fused_swiglu_weighted_bwd)
 
     def restore(self):
-        """Gives Paddle back what it had, unless another patch is still in place. A second call does nothing."""
-        if self not in _Patch._active:
-            return
-        _Patch._active.remove(self)
-        if _Patch._active:
-            return
-        if _Patch._original is _MISSING:
-            delattr(paddle_functional, _NAME)
-        else:
-            setattr(paddle_functional, _NAME, _Patch._original)
-        _Patch._original = _MISSING
+        """Gives Paddle back what it had, unless another patch is still in place. A second call does nothing.
+
+        Where somebody has given the name another function since, or deleted it, that stays.
+        """
+        with _Patch._lock:
+            if self not in _Patch._active:
+                return
+            _Patch._active.remove(self)
+            if _Patch._active:
+                return
+            original, _Patch._original = _Patch._original, _MISSING
+            if getattr(paddle_functional, _NAME, None) is not fused_swiglu_weighted_bwd:
+                return
+            if original is _MISSING:
+                delattr(paddle_functional, _NAME)
+            else:
+                setattr(paddle_functional, _NAME, original)
 
     def __enter__(self):
+        self._apply()
         return self
 
     def __exit__(self, *exception):
@@ -52,7 +68,8 @@ def patch_paddle():
         with patch_paddle(): ...      # in the block
 
     Returns:
-        An object whose ``restore()`` undoes the patch; as a context manager it does so at the end of the block. Patches
-        nest: Paddle has its own again when each has been restored.
+        An object whose ``restore()`` undoes the patch; as a context manager it does so at the end of the block, and a block
+        of a restored one patches again. Patches nest, and may be made by several threads: Paddle has its own again when
+        each has been restored. Where somebody else has changed the name meanwhile, that stays.
     """
     return _Patch()
