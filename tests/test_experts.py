@@ -182,13 +182,15 @@ def test_gradients_where_wanted(wanted):
         assert (got[name] is not None) == want, name
 
 
-@pytest.mark.parametrize("make", [tuple, lambda counts: np.array(counts).tolist(), lambda counts: [*map(np.int32, counts)]])
+@pytest.mark.parametrize(
+    "make", [tuple, np.array, lambda counts: np.array(counts, np.uint8), lambda counts: [*map(np.int32, counts)]]
+)
 def test_counts_as_ints(make):
     layer, arrays, counts = make_layer(), make_arrays(), ROUTINGS[3]
     assert_same(run(layer, layer, arrays, make(counts)), run(layer, layer, arrays, counts))
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64"])
 def test_counts_as_a_tensor(dtype):
     layer, arrays, counts = make_layer(), make_arrays(), ROUTINGS[3]
     tensor = paddle.to_tensor(counts, dtype=dtype, place=paddle.CPUPlace())
@@ -511,6 +513,16 @@ def test_static_program(pir):
     assert run_python(PROGRAM, FLAGS_enable_pir_api=pir) == "right"
 
 
+def test_counts_as_a_tensor_where_graphs_may_break():
+    layer, arrays = make_layer(), make_arrays()
+    graph = paddle.jit.to_static(layer.forward, full_graph=False)
+    for counts in (ROUTINGS[0], ROUTINGS[3], ROUTINGS[0]):
+        tensor = paddle.to_tensor(counts, place=paddle.CPUPlace())
+        expected = run(layer, layer, arrays, counts)
+        got = run(lambda tokens, probs, _: graph(tokens, probs, tensor), layer, arrays, counts)
+        assert_same(got, expected)
+
+
 def test_counts_in_a_graph_are_a_list():
     graph, arrays = paddle.jit.to_static(make_layer(), full_graph=True), make_arrays()
     with pytest.raises(TypeError, match="tokens_per_expert must be a list of ints, but is"):
@@ -693,7 +705,9 @@ def test_optimizer_step_lowers_a_loss():
         ((4.0, 8, 8), TypeError, "num_experts must be an int, but is float"),
         ((4, True, 8), TypeError, "hidden_size must be an int, but is bool"),
         ((4, 8, None), TypeError, "intermediate_size must be an int, but is NoneType"),
-        ((4, 8, 8, False), ValueError, "weight_attr"),
+        ((4, 8, 8, False), ValueError, "^WeightedSwiGLUExperts: weight_attr must not be False"),
+        ((4, 8, 8, 0.5), TypeError, "^WeightedSwiGLUExperts: weight_attr must be a ParamAttr.* but is float"),
+        ((4, 8, 8, [None]), TypeError, "^WeightedSwiGLUExperts: weight_attr must be a ParamAttr.* but is list"),
     ],
 )
 def test_wrong_arguments(arguments, error, words):
@@ -701,6 +715,7 @@ def test_wrong_arguments(arguments, error, words):
         WeightedSwiGLUExperts(*arguments)
 
 
+GOOD_ARRAY = np.array([3, 0, 6, 1])
 GOOD = {"tokens": np.zeros((10, HIDDEN), "float32"), "probs": np.zeros(10, "float32"), "counts": [3, 0, 6, 1]}
 
 
@@ -711,7 +726,10 @@ GOOD = {"tokens": np.zeros((10, HIDDEN), "float32"), "probs": np.zeros(10, "floa
         ("counts", [3, 0, 6], ValueError, "must have 4 counts"),
         ("counts", [3, 0, 6, 1, 0], ValueError, "must have 4 counts"),
         ("counts", [11, 0, -1, 0], ValueError, "counts of 0 or more"),
-        ("counts", [3.0, 0, 6, 1], TypeError, "tokens_per_expert must be a list of ints or a tensor on the CPU"),
+        ("counts", [3.0, 0, 6, 1], TypeError, "tokens_per_expert must be a list of ints or an integer tensor on the CPU"),
+        ("counts", GOOD_ARRAY.astype("float32"), TypeError, "tokens_per_expert .* ndarray"),
+        ("counts", GOOD_ARRAY.reshape(2, 2), TypeError, "tokens_per_expert .* ndarray"),
+        ("counts", GOOD_ARRAY.astype(bool), TypeError, "tokens_per_expert .* ndarray"),
         ("counts", [True, 2, 6, 1], TypeError, "tokens_per_expert"),
         ("counts", None, TypeError, "tokens_per_expert .* NoneType"),
         ("counts", 10, TypeError, "tokens_per_expert"),
@@ -736,7 +754,7 @@ def test_wrong_calls(name, value, error, words, recorded):
         each: tensor_of(given, "cpu") if each != "counts" and isinstance(given, np.ndarray) else given
         for each, given in GOOD.items()
     }
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and name != "counts":
         value = paddle.to_tensor(value, dtype="bfloat16" if value.dtype == np.uint16 else None, place=paddle.CPUPlace())
     arguments[name] = value
     with paddle.set_grad_enabled(recorded), pytest.raises(error, match=words):

@@ -16,8 +16,10 @@ from ...._graph import in_graph_mode, unified
 from ...._grouped import add_grouped_weight_grad, cast, grouped_matmul, grouped_matmul_in_graph, grouped_weight_grad
 from ...._library import C
 from ..functional import fused_swiglu_weighted
+from ._weight_attr import checked_weight_attr
 
 _NAME = "WeightedSwiGLUExperts"
+_INTEGERS = (paddle.uint8, paddle.int8, paddle.int16, paddle.int32, paddle.int64)
 
 
 class WeightedSwiGLUExperts(Layer):
@@ -39,12 +41,16 @@ class WeightedSwiGLUExperts(Layer):
     at the activation's borders. Where ``paddle.amp.auto_cast`` acts with bfloat16, they run in BF16 whatever the weights are.
 
     Where ``up_gate_proj.main_grad`` or ``down_proj.main_grad`` (float32, the weight's shape) exists when the backward runs,
-    in eager mode, the gradient is added to it in place, the weight's ``grad`` stays as it is, and its backward hooks run.
+    in eager mode, the gradient is added to it in place, the weight's ``grad`` stays as it is, and the hooks of its
+    ``_register_backward_hook`` run; those of its ``register_hook`` get no gradient to work on.
 
-    In a static graph and for DistTensors the layer is made of Paddle's products and the registered forward op.
+    In a static graph and for DistTensors the layer is made of Paddle's products and the registered forward op, and main_grad
+    is passed over. Under ``paddle.jit.to_static`` each new tokens_per_expert makes a new graph: where the counts change with
+    every step, keep the layer out of the graph, or train in eager mode.
 
-    As any ``PyLayer`` of Paddle up to 3.3, the node can run backward once only, also under retain_graph=True, and
-    ``paddle.grad`` with respect to some of its trainable inputs needs stop_gradient=True on the others.
+    As any ``PyLayer`` of Paddle up to 3.3, the node can run backward once only: a second backward through the same forward,
+    also under retain_graph=True, ends the process. ``paddle.grad`` with respect to some of its trainable inputs needs
+    stop_gradient=True on the others.
 
     Args:
         num_experts (int): the number of experts, 1 or more.
@@ -62,14 +68,16 @@ class WeightedSwiGLUExperts(Layer):
     Shape:
         - tokens: the weights' dtype, [rows, hidden_size]: a row for each choice of each token, sorted by expert.
         - unzipped_probs: float32, [rows] or [rows, 1].
-        - tokens_per_expert: a list of num_experts ints, or a one-dimensional integer tensor on the CPU (in a static graph a
-          list): the number of rows of each expert, 0 for some, rows in all.
+        - tokens_per_expert: a list, tuple or np.ndarray of num_experts ints, or an integer tensor on the CPU, of one
+          dimension (in a static graph none): the number of rows of each expert, 0 for some, rows in all.
         - output: the products' dtype, [rows, hidden_size].
 
     Raises:
-        TypeError: a size is no int; in a call, an argument is no Tensor, or tokens_per_expert none of these.
+        TypeError: a size is no int, weight_attr is none; in a call, an argument is no Tensor, or tokens_per_expert none of
+            these.
         ValueError: a size is below 1, weight_attr is False; in a call, a dtype, shape or place other than these, counts that
-            are negative or do not add up to rows, bfloat16 weights on the CPU, or auto_cast with float16.
+            are negative or do not add up to rows, bfloat16 weights on the CPU, or auto_cast with float16; in its backward,
+            a main_grad that is not float32 of the weight's shape.
         NotImplementedError: in its backward under create_graph=True.
 
     Examples:
@@ -84,16 +92,15 @@ class WeightedSwiGLUExperts(Layer):
 
     def __init__(self, num_experts, hidden_size, intermediate_size, weight_attr=None):
         super().__init__()
-        if weight_attr is False:
-            raise ValueError(f"{_NAME}: weight_attr must not be False, as the layer has no form without weights")
         self._num_experts = _checked_size("num_experts", num_experts)
         self._hidden_size = _checked_size("hidden_size", hidden_size)
         self._intermediate_size = _checked_size("intermediate_size", intermediate_size)
+        weight_attr = checked_weight_attr(_NAME, weight_attr)
         self.up_gate_proj = self._weight("up_gate_proj", self._hidden_size, 2 * self._intermediate_size, weight_attr)
         self.down_proj = self._weight("down_proj", self._intermediate_size, self._hidden_size, weight_attr)
 
     def _weight(self, name, fan_in, fan_out, weight_attr):
-        attr = copy.deepcopy(paddle.ParamAttr._to_attr(weight_attr))
+        attr = copy.deepcopy(weight_attr)
         if attr.name is not None:  # which two parameters cannot share
             attr.name = f"{attr.name}_{name}"
         # Paddle would take the fans of three dimensions for a convolution's.
@@ -101,6 +108,9 @@ class WeightedSwiGLUExperts(Layer):
         return self.create_parameter([self._num_experts, fan_in, fan_out], attr=attr, default_initializer=initializer)
 
     def forward(self, tokens, unzipped_probs, tokens_per_expert):
+        # Here, outside of the unified function, to_static(full_graph=False) of 3.3 can read a tensor.
+        if isinstance(tokens_per_expert, paddle.Tensor):
+            tokens_per_expert = _ints_of(tokens_per_expert)
         return _weighted_swiglu_experts(tokens, unzipped_probs, self.up_gate_proj, self.down_proj, tokens_per_expert)
 
     def extra_repr(self):
@@ -235,22 +245,27 @@ def _check_tensors(tokens, unzipped_probs, up_gate_proj, down_proj, mixed):
         raise ValueError(f"{_NAME}: unzipped_probs must have shape [{rows}] or [{rows}, 1], but have {shape}")
 
 
+def _ints_of(tokens_per_expert):
+    """The numbers of a tensor on the CPU."""
+    if str(tokens_per_expert.place) != "Place(cpu)":  # is_cpu_place is a method that to_static of 3.3 stumbles over
+        raise ValueError(
+            f"{_NAME}: tokens_per_expert must be a list or a tensor on the CPU, but is on {tokens_per_expert.place}; reading "
+            "it there would make the host wait for the device"
+        )
+    if tokens_per_expert.dtype not in _INTEGERS:
+        raise ValueError(f"{_NAME}: tokens_per_expert must be of integers, but has dtype {tokens_per_expert.dtype}")
+    return tokens_per_expert.tolist()
+
+
 def _checked_counts(tokens_per_expert, num_experts, rows):
     """A tuple of ints. ``rows`` is -1 where a graph does not know it yet."""
     counts = tokens_per_expert
-    if isinstance(counts, paddle.Tensor) and not in_graph_mode():
-        if not counts.place.is_cpu_place():
-            raise ValueError(
-                f"{_NAME}: tokens_per_expert must be a list or a tensor on the CPU, but is on {counts.place}; reading it "
-                "there would make the host wait for the device"
-            )
-        if counts.dtype not in (paddle.int32, paddle.int64):
-            raise ValueError(f"{_NAME}: tokens_per_expert must be of integers, but has dtype {counts.dtype}")
+    if isinstance(counts, np.ndarray) and counts.dtype.kind in "iu":
         counts = counts.tolist()
     if not isinstance(counts, (list, tuple)) or not all(
         hasattr(count, "__index__") and not isinstance(count, (bool, paddle.Tensor)) for count in counts
     ):
-        allowed = "a list of ints" + ("" if in_graph_mode() else " or a tensor on the CPU")
+        allowed = "a list of ints" + ("" if in_graph_mode() else " or an integer tensor on the CPU, of one dimension")
         raise TypeError(f"{_NAME}: tokens_per_expert must be {allowed}, but is {_describe(tokens_per_expert)}")
     counts = tuple(operator.index(count) for count in counts)
     if len(counts) != num_experts or min(counts) < 0:
