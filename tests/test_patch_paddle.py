@@ -1,6 +1,5 @@
 """patch_paddle puts the library's function under Paddle's own name, and takes it away again."""
 
-import sys
 import threading
 
 import paddle
@@ -9,7 +8,7 @@ import pytest
 
 import paddle_gated_ops
 from calls import SWIGLU_INPUTS, array_of, assert_same_bits, run_python, run_swiglu, tensors_of
-from paddle_gated_ops import testing
+from paddle_gated_ops import _patch, testing
 from paddle_gated_ops.incubate.nn import functional as F
 
 NAME = "fused_swiglu_weighted_bwd"
@@ -115,26 +114,47 @@ def test_a_deleted_name_stays_deleted(before):
         setattr(paddle_functional, NAME, before)
 
 
-def test_threads(before):
-    switch_interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    wrong = []
+class Interrupted:
+    """Stands in for Paddle's module. Behind one access to it, by number, another thread makes a patch, if it can."""
 
-    def patch_often():
-        for _ in range(3000):
-            with paddle_gated_ops.patch_paddle():
-                if current() is not F.fused_swiglu_weighted_bwd:
-                    wrong.append(current())
+    def __init__(self, number):
+        vars(self).update(left=number, patches=[], thread=None)
 
-    threads = [threading.Thread(target=patch_often) for _ in range(4)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(switch_interval)
-    assert not wrong
+    def _accessed(self):
+        if self.thread is not None:
+            return
+        if self.left > 0:
+            vars(self)["left"] -= 1
+            return
+        vars(self)["thread"] = threading.Thread(target=lambda: self.patches.append(paddle_gated_ops.patch_paddle()))
+        self.thread.start()
+        self.thread.join(0.2)  # it may have to wait for this one
+
+    def __getattr__(self, name):
+        value = getattr(paddle_functional, name, None)
+        self._accessed()
+        if value is None:
+            raise AttributeError(name)
+        return value
+
+    def __setattr__(self, name, value):
+        setattr(paddle_functional, name, value)
+        self._accessed()
+
+    def __delattr__(self, name):
+        delattr(paddle_functional, name)
+        self._accessed()
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_threads(before, monkeypatch, number):
+    module = Interrupted(number)
+    monkeypatch.setattr(_patch, "paddle_functional", module)
+    with paddle_gated_ops.patch_paddle():
+        assert current() is F.fused_swiglu_weighted_bwd
+    module.thread.join()
+    assert current() is F.fused_swiglu_weighted_bwd
+    module.patches[0].restore()
     assert current() is before
 
 
