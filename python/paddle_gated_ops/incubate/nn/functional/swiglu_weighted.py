@@ -35,6 +35,10 @@ def fused_swiglu_weighted(o1, unzipped_probs, clamp_value=None, name=None):
     All on one place, CPU or GPU; any strides in eager mode. Where ``paddle.amp.auto_cast`` acts with bfloat16, a float32 o1
     is cast to bfloat16 and bfloat16 probabilities to float32.
 
+    As any ``PyLayer`` of Paddle up to 3.3, the node can run backward once only: a second backward through the same forward,
+    with ``retain_graph`` too, ends the process; and ``paddle.grad`` of one of several trainable inputs needs
+    stop_gradient=True on the others.
+
     Returns:
         Tensor: o2_s, bfloat16, [..., intermediate_size].
 
