@@ -39,3 +39,20 @@ def place(request):
     paddle.set_device(request.param)
     yield request.param
     paddle.set_device(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _static_functions_live_on():
+    """Paddle finds the executor of a to_static program by the Python id of objects: one that reuses the id of a program
+    that is gone would now and then run with that program's variables."""
+    import paddle
+
+    to_static, kept = paddle.jit.to_static, []
+
+    def keeping(*arguments, **options):
+        kept.append(to_static(*arguments, **options))
+        return kept[-1]
+
+    paddle.jit.to_static = keeping
+    yield
+    paddle.jit.to_static = to_static
