@@ -1,5 +1,6 @@
 """Calls of both ops from NumPy arrays to NumPy arrays, for the test files. No Paddle compute kernel runs here."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -245,3 +246,13 @@ def run_python(code, timeout=120, **environment):
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     lines = done.stdout.strip().splitlines()
     return lines[-1] if lines else ""
+
+
+@contextlib.contextmanager
+def eager():
+    """Eager mode in the midst of static mode."""
+    paddle.disable_static()
+    try:
+        yield
+    finally:
+        paddle.enable_static()

@@ -56,3 +56,16 @@ def _static_functions_live_on():
     paddle.jit.to_static = keeping
     yield
     paddle.jit.to_static = to_static
+
+
+@pytest.fixture
+def program():
+    """A program under construction; static mode ends with the test."""
+    import paddle
+
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+            yield paddle.static.default_main_program()
+    finally:
+        paddle.disable_static()

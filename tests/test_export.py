@@ -5,7 +5,6 @@ By jit.load, by an Executor and by paddle.inference, with the bits of the model 
 
 import os
 
-import numpy as np
 import paddle
 import pytest
 

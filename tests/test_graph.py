@@ -3,7 +3,6 @@
 The tests run in the IR that Paddle has by default; the last one runs them all in the other IR, where there is one.
 """
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from paddle.static import InputSpec
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import RMSNORM_INPUTS, SWIGLU_INPUTS, array_of, assert_same_bits, run_rmsnorm, run_swiglu, tensors_of
+from calls import RMSNORM_INPUTS, SWIGLU_INPUTS, array_of, assert_same_bits, eager, run_rmsnorm, run_swiglu, tensors_of
 from paddle_gated_ops import testing
 
 WIDTH = 12
@@ -31,26 +30,6 @@ def pir():
 
 def pir_exists():
     return int(paddle.__version__.split(".")[0]) >= 3
-
-
-@pytest.fixture
-def program():
-    """A program under construction; static mode ends with the test."""
-    paddle.enable_static()
-    try:
-        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
-            yield paddle.static.default_main_program()
-    finally:
-        paddle.disable_static()
-
-
-@contextlib.contextmanager
-def eager():
-    paddle.disable_static()
-    try:
-        yield
-    finally:
-        paddle.enable_static()
 
 
 def dtype_of(name):

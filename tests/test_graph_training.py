@@ -3,7 +3,6 @@
 The tests run in the IR that Paddle has by default; the last one runs them all in the other IR, where there is one.
 """
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from calls import (
     assert_same_bits,
     backward_into,
     clamped_forward,
+    eager,
     rmsnorm_forward,
     swiglu_forward,
     tensor_of,
@@ -35,26 +35,6 @@ FUNCTIONS = {"swiglu": swiglu_forward, "clamped": clamped_forward, "rmsnorm": rm
 
 def pir():
     return PADDLE_3 and bool(paddle.get_flags("FLAGS_enable_pir_api")["FLAGS_enable_pir_api"])
-
-
-@pytest.fixture
-def program():
-    """A program under construction; static mode ends with the test."""
-    paddle.enable_static()
-    try:
-        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
-            yield paddle.static.default_main_program()
-    finally:
-        paddle.disable_static()
-
-
-@contextlib.contextmanager
-def eager():
-    paddle.disable_static()
-    try:
-        yield
-    finally:
-        paddle.enable_static()
 
 
 def shape_of(array, name):
