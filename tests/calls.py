@@ -16,6 +16,24 @@ SWIGLU_INPUTS = ("o1", "do2_s", "unzipped_probs")
 RMSNORM_INPUTS = ("grad_out", "x", "z", "weight")
 
 
+BAD_CLAMP_VALUES = [
+    (0, ValueError),
+    (0.0, ValueError),
+    (-0.0, ValueError),
+    (-1, ValueError),
+    (float("nan"), ValueError),
+    (float("inf"), ValueError),
+    (float("-inf"), ValueError),
+    (1e39, ValueError),
+    (1e-60, ValueError),
+    (True, TypeError),
+    (False, TypeError),
+    ("7", TypeError),
+    ([7.0], TypeError),
+    (1j, TypeError),
+]
+
+
 def tensor_of(array, place):
     """A contiguous tensor: BF16 from uint16 bits, FP32 from numbers."""
     make = testing.bf16_tensor if np.asarray(array).dtype == np.uint16 else testing.float_tensor

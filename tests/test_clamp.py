@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import SWIGLU_INPUTS, array_of, assert_same_bits, run_swiglu, tensor_of, tensors_of
+from calls import BAD_CLAMP_VALUES, SWIGLU_INPUTS, array_of, assert_same_bits, run_swiglu, tensor_of, tensors_of
 from paddle_gated_ops import testing
 from paddle_gated_ops.testing import from_bf16_bits, to_bf16_bits
 
@@ -126,23 +126,7 @@ def test_empty(place, lead, width):
 
 # ---- Errors
 
-BAD_CLAMPS = [
-    (0, ValueError),
-    (0.0, ValueError),
-    (-0.0, ValueError),
-    (-1, ValueError),
-    (float("nan"), ValueError),
-    (float("inf"), ValueError),
-    (float("-inf"), ValueError),
-    (1e39, ValueError),
-    (1e-60, ValueError),
-    (None, TypeError),
-    (True, TypeError),
-    (False, TypeError),
-    ("7", TypeError),
-    ([7.0], TypeError),
-    (1j, TypeError),
-]
+BAD_CLAMPS = [*BAD_CLAMP_VALUES, (None, TypeError)]
 
 
 @pytest.mark.parametrize("clamp_value, error", BAD_CLAMPS)

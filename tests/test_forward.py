@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import RMSNORM_INPUTS, array_of, peak_of, raw, run_python, tensor_of, tensors_of
+from calls import BAD_CLAMP_VALUES, RMSNORM_INPUTS, array_of, peak_of, raw, run_python, tensor_of, tensors_of
 from paddle_gated_ops import testing
 from paddle_gated_ops.testing import from_bf16_bits, to_bf16_bits
 
@@ -411,20 +411,7 @@ def test_wrong_eps(tensors, eps, error):
         F.cake_rmsnorm_silu_gate_train_forward(*(tensors[name] for name in RMSNORM), eps=eps)
 
 
-@pytest.mark.parametrize("clamp_value, error", [
-    (0, ValueError),
-    (0.0, ValueError),
-    (-1, ValueError),
-    (float("nan"), ValueError),
-    (float("inf"), ValueError),
-    (float("-inf"), ValueError),
-    (1e39, ValueError),
-    (1e-60, ValueError),
-    (True, TypeError),
-    (False, TypeError),
-    ("7", TypeError),
-    ([7.0], TypeError),
-])
+@pytest.mark.parametrize("clamp_value, error", BAD_CLAMP_VALUES)
 def test_wrong_clamp_value(tensors, clamp_value, error):
     with pytest.raises(error, match=r"fused_swiglu_weighted: clamp_value must be "):
         call(tensors, clamp_value=clamp_value)

@@ -127,29 +127,17 @@ def _permute(rows, order):
     return paddle.gather(rows, paddle.to_tensor(order)) if len(order) else rows
 
 
-class ToExperts(PyLayer):
-    @staticmethod
-    def forward(ctx, rows, plan):
-        ctx.plan = plan
-        return plan.to_experts(rows)
+class Exchange(PyLayer):
+    """``there`` forward, ``back`` backward: a plan's two ways, or the same the other way round."""
 
     @staticmethod
-    def backward(ctx, grad):
-        return ctx.plan.from_experts(grad)
-
-
-class FromExperts(PyLayer):
-    @staticmethod
-    def forward(ctx, rows, plan):
-        ctx.plan = plan
-        return plan.from_experts(rows)
+    def forward(ctx, rows, there, back):
+        ctx.back = back
+        return there(rows)
 
     @staticmethod
     def backward(ctx, grad):
-        return ctx.plan.to_experts(grad)
-
-
-# ---- The model
+        return ctx.back(grad)
 
 
 class ParallelExperts(WeightedSwiGLUExperts):
@@ -175,8 +163,9 @@ class ParallelExperts(WeightedSwiGLUExperts):
         plan = Plan(counts, self.rank)
         rows = paddle.gather(tokens, paddle.to_tensor(order // TOP_K))
         row_probs = paddle.gather(probs.reshape([-1, 1]), paddle.to_tensor(order))
-        rows, row_probs = ToExperts.apply(rows, plan), ToExperts.apply(row_probs, plan)
-        out = FromExperts.apply(super().forward(rows, row_probs, plan.tokens_per_expert), plan)
+        ways = plan.to_experts, plan.from_experts
+        rows, row_probs = Exchange.apply(rows, *ways), Exchange.apply(row_probs, *ways)
+        out = Exchange.apply(super().forward(rows, row_probs, plan.tokens_per_expert), *reversed(ways))
         out = _permute(out, np.argsort(order))
         return out.reshape([-1, TOP_K, HIDDEN]).sum(axis=1), counts.sum(axis=0)
 

@@ -255,8 +255,8 @@ inline bool IsSupportedPlace(const phi::Place& place) {
   return place.GetType() == phi::AllocationType::CPU;
 }
 
-// The one place of all arguments; `fallback` where none has memory. Pinned memory and other devices are refused.
-inline phi::Place CheckPlaces(std::initializer_list<const Argument*> arguments, const phi::Place& fallback) {
+// The one place of all arguments; the CPU where none has memory. Pinned memory and other devices are refused.
+inline phi::Place CheckPlaces(std::initializer_list<const Argument*> arguments) {
   const Argument* first = nullptr;
   for (const Argument* argument : arguments) {
     if (!argument->has_place) continue;
@@ -271,7 +271,7 @@ inline phi::Place CheckPlaces(std::initializer_list<const Argument*> arguments, 
                            argument->place.DebugString()));
     }
   }
-  return first != nullptr ? first->place : fallback;
+  return first != nullptr ? first->place : phi::CPUPlace();
 }
 
 // ---- Eager arguments

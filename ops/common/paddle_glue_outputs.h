@@ -70,8 +70,14 @@ inline paddle::Tensor TensorOf(const OptionalArgument& optional) {
   return optional.given ? *optional.argument.tensor : paddle::Tensor();
 }
 
-// What the entry returns for an output: the caller's own object, its version bumped, or the new tensor.
-inline py::object ToResult(const OptionalArgument& given, paddle::Tensor* tensor) {
+// An output about to be written; nothing, with null data, where it is not wanted.
+inline Argument ReadOutput(const char* name, bool wanted, const paddle::Tensor& tensor) {
+  return wanted ? ReadTensor(name, tensor) : Argument{};
+}
+
+// What the entry returns for an output: the caller's own object, its version bumped, or the new tensor, or None.
+inline py::object ToResult(bool wanted, const OptionalArgument& given, paddle::Tensor* tensor) {
+  if (!wanted) return py::none();
   if (!given.given) return ToPython(*tensor);
   tensor->bump_inplace_version();
   return py::reinterpret_borrow<py::object>(given.object);

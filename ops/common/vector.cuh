@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/numerics.h"
+#include "common/reduce.cuh"
 #include "common/row_space.h"
 
 namespace paddle_gated_ops {
@@ -22,15 +23,11 @@ __device__ __forceinline__ void Unpack(const Bf16x8& packed, float (&values)[kVe
   }
 }
 
-// Round to nearest, ties to even; every NaN becomes 0x7fff on GPUs that have the instruction (sm_80 and newer).
+// Round to nearest, ties to even; every NaN becomes 0x7fff. The instruction begins with sm_80, as the library does.
 __device__ __forceinline__ uint32_t PackPair(float low, float high) {
-#if __CUDA_ARCH__ >= 800
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
-#else
-  return uint32_t(FloatToBf16(low)) | (uint32_t(FloatToBf16(high)) << 16);
-#endif
 }
 
 __device__ __forceinline__ Bf16x8 Pack(const float (&values)[kVectorColumns]) {
@@ -47,7 +44,7 @@ enum Access {
   kVector,   // 16-byte accesses of aligned rows
 };
 
-// Elements `shift` to `shift + 7` of the sixteen in (low, high). `shift`, 0 to 8, is the same for the whole warp.
+// Elements `shift` to `shift + 7` of the sixteen in (low, high); `shift` is 0 to 8.
 __device__ __forceinline__ Bf16x8 Extract(const Bf16x8& low, const Bf16x8& high, int shift) {
   uint32_t w[9] = {low.pair[0],  low.pair[1],  low.pair[2],  low.pair[3], high.pair[0],
                    high.pair[1], high.pair[2], high.pair[3], 0};
@@ -140,7 +137,7 @@ __device__ __forceinline__ void Store8(const Bf16x8& packed, Bf16* row, int64_t 
   // The aligned eight that end inside this thread's columns begin with the last `shift` of the thread before.
   Bf16x8 before;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) before.pair[i] = __shfl_up_sync(0xffffffffu, packed.pair[i], 1);
+  for (int i = 0; i < 4; ++i) before.pair[i] = __shfl_up_sync(kFullWarp, packed.pair[i], 1);
   if (count <= 0) return;
   const bool first = lane % lanes == 0, last = lane % lanes == lanes - 1 || column + kVectorColumns >= columns;
   if (!first && count >= kVectorColumns - shift) {

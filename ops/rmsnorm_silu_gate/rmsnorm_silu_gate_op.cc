@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "common/paddle_glue_outputs.h"
 #include "common/paddle_glue.h"
+#include "common/paddle_glue_outputs.h"
 #include "common/paddle_glue_spmd.h"
 #include "rmsnorm_silu_gate/rmsnorm_silu_gate.h"
 
@@ -109,12 +109,9 @@ void Backward(const char* function, const BwdInputs& in, double eps, const phi::
   allocate(out->want_grad_x, in.x, &out->grad_x);
   allocate(out->want_grad_z, in.x, &out->grad_z);
   allocate(out->want_grad_weight, in.weight, &out->grad_weight);
-  const auto read = [](const char* name, bool wanted, const Tensor& tensor) {
-    return wanted ? ReadTensor(name, tensor) : Argument{};
-  };
-  const Argument grad_x = read("grad_x", out->want_grad_x, out->grad_x);
-  const Argument grad_z = read("grad_z", out->want_grad_z, out->grad_z);
-  const Argument grad_weight = read("grad_weight", out->want_grad_weight, out->grad_weight);
+  const Argument grad_x = ReadOutput("grad_x", out->want_grad_x, out->grad_x);
+  const Argument grad_z = ReadOutput("grad_z", out->want_grad_z, out->grad_z);
+  const Argument grad_weight = ReadOutput("grad_weight", out->want_grad_weight, out->grad_weight);
   const int64_t rows = Rows(in.x.shape);
   if (rows == 0) {
     if (out->want_grad_weight && !out->accumulate_grad_weight) FillZeros(grad_weight);
@@ -154,7 +151,7 @@ void Backward(const char* function, const BwdInputs& in, double eps, const phi::
 }
 
 phi::Place PlaceOf(const BwdInputs& in) {
-  return CheckPlaces({&in.grad_out, &in.x, &in.z, &in.weight}, phi::CPUPlace());
+  return CheckPlaces({&in.grad_out, &in.x, &in.z, &in.weight});
 }
 
 // ---- The registered ops, for graphs and DistTensors. The backward is three: with the weight's gradient in BF16, in FP32
@@ -229,7 +226,7 @@ std::vector<Tensor> FwdKernel(const Tensor& x, const Tensor& z, const Tensor& we
   return WithPaddleErrors(kFwd, [&]() -> std::vector<Tensor> {
     const FwdInputs in = ReadInputs(x, z, weight);
     Tensor out;
-    Forward(kFwd, in, CheckEpsValue(eps), CheckPlaces({&in.x, &in.z, &in.weight}, phi::CPUPlace()), &out);
+    Forward(kFwd, in, CheckEpsValue(eps), CheckPlaces({&in.x, &in.z, &in.weight}), &out);
     return {out};
   });
 }
@@ -351,14 +348,14 @@ py::object CakeRmsNormSiluGate(const std::string& function, py::handle x, py::ha
     const OptionalArgument given_out = ReadOptional("out", out);
     CheckDtype(given_out, {kBf16});
     CheckShape(given_out, in.x.shape, "x's");
-    const phi::Place place = CheckPlaces({&in.x, &in.z, &in.weight, &given_out.argument}, phi::CPUPlace());
+    const phi::Place place = CheckPlaces({&in.x, &in.z, &in.weight, &given_out.argument});
     CheckWritable(given_out);
     CheckNoOverlapUnlessSame(given_out, in.x);
     CheckNoOverlapUnlessSame(given_out, in.z);
     CheckNoOverlap(given_out, in.weight);
     Tensor output = TensorOf(given_out);
     WithoutGil([&] { Forward(function.c_str(), in, eps_value, place, &output); });
-    return ToResult(given_out, &output);
+    return ToResult(true, given_out, &output);
   });
 }
 
@@ -394,8 +391,7 @@ py::object CakeRmsNormSiluGateTrainBackward(py::handle grad_out, py::handle x, p
     CheckWorkspace(optional.workspace, Rows(in.x.shape));
     const phi::Place place =
         CheckPlaces({&in.grad_out, &in.x, &in.z, &in.weight, &optional.grad_x.argument, &optional.grad_z.argument,
-                     &optional.grad_weight.argument, &optional.workspace.argument},
-                    phi::CPUPlace());
+                     &optional.grad_weight.argument, &optional.workspace.argument});
     CheckMemory(in, optional);
 
     Outputs out = {TensorOf(optional.grad_x), TensorOf(optional.grad_z),
@@ -406,12 +402,9 @@ py::object CakeRmsNormSiluGateTrainBackward(py::handle grad_out, py::handle x, p
                    want_grad_weight,
                    accumulate};
     WithoutGil([&] { Backward(kBwd, in, eps_value, place, &out); });
-    const auto result = [](bool wanted, const OptionalArgument& given, Tensor* tensor) -> py::object {
-      return wanted ? ToResult(given, tensor) : py::object(py::none());
-    };
-    return py::make_tuple(result(want_grad_x, optional.grad_x, &out.grad_x),
-                          result(want_grad_z, optional.grad_z, &out.grad_z),
-                          result(want_grad_weight, optional.grad_weight, &out.grad_weight));
+    return py::make_tuple(ToResult(want_grad_x, optional.grad_x, &out.grad_x),
+                          ToResult(want_grad_z, optional.grad_z, &out.grad_z),
+                          ToResult(want_grad_weight, optional.grad_weight, &out.grad_weight));
   });
 }
 

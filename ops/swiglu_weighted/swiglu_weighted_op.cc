@@ -86,7 +86,7 @@ Tensor Forward(const char* function, const Tensor& o1_tensor, const Tensor& prob
   CheckDtype(o1, {kBf16});
   CheckDtype(probs, {kFp32});
   const Dims shape = CheckShapes(o1.shape, probs.shape);
-  const phi::Place place = CheckPlaces({&o1, &probs}, phi::CPUPlace());
+  const phi::Place place = CheckPlaces({&o1, &probs});
   const Tensor output = AllocateOutput(shape, kBf16, place);
   if (shape.numel() == 0) return output;
   const Argument o2_s = ReadTensor("o2_s", output);
@@ -129,12 +129,9 @@ void Backward(const char* function, const Inputs& in, float clamp, const phi::Pl
   allocate(out->want_do1, in.o1, &out->do1);
   allocate(out->want_probs_grad, in.probs, &out->probs_grad);
   allocate(out->want_o2_s, in.do2_s, &out->o2_s);
-  const auto read = [](const char* name, bool wanted, const Tensor& tensor) {
-    return wanted ? ReadTensor(name, tensor) : Argument{};
-  };
-  const Argument do1 = read("do1", out->want_do1, out->do1);
-  const Argument probs_grad = read("probs_grad", out->want_probs_grad, out->probs_grad);
-  const Argument o2_s = read("o2_s", out->want_o2_s, out->o2_s);
+  const Argument do1 = ReadOutput("do1", out->want_do1, out->do1);
+  const Argument probs_grad = ReadOutput("probs_grad", out->want_probs_grad, out->probs_grad);
+  const Argument o2_s = ReadOutput("o2_s", out->want_o2_s, out->o2_s);
   if (in.do2_s.shape.numel() == 0) {
     if (out->want_probs_grad) FillZeros(probs_grad);  // sums of no terms, where there are rows
     return;
@@ -158,7 +155,7 @@ void Backward(const char* function, const Inputs& in, float clamp, const phi::Pl
   Launch<LaunchSwigluWeightedBwdCpu, LaunchSwigluWeightedBwdCuda>(function, params, place, *in.o1.tensor);
 }
 
-phi::Place PlaceOf(const Inputs& in) { return CheckPlaces({&in.o1, &in.do2_s, &in.probs}, phi::CPUPlace()); }
+phi::Place PlaceOf(const Inputs& in) { return CheckPlaces({&in.o1, &in.do2_s, &in.probs}); }
 
 // ---- The registered ops, for graphs
 
@@ -289,8 +286,7 @@ py::object FusedSwigluWeightedBwdOut(const std::string& function, py::handle o1,
     CheckShape(given_probs_grad, in.probs.shape, "unzipped_probs'");
     CheckShape(given_o2_s, in.do2_s.shape, "do2_s'");
     const phi::Place place = CheckPlaces(
-        {&in.o1, &in.do2_s, &in.probs, &given_do1.argument, &given_probs_grad.argument, &given_o2_s.argument},
-        phi::CPUPlace());
+        {&in.o1, &in.do2_s, &in.probs, &given_do1.argument, &given_probs_grad.argument, &given_o2_s.argument});
 
     for (const OptionalArgument* output : {&given_do1, &given_probs_grad, &given_o2_s}) CheckWritable(*output);
     CheckNoOverlapUnlessSame(given_do1, in.o1);
@@ -307,11 +303,8 @@ py::object FusedSwigluWeightedBwdOut(const std::string& function, py::handle o1,
     Outputs out = {TensorOf(given_do1), TensorOf(given_probs_grad), TensorOf(given_o2_s),
                    want_do1,            want_probs_grad,            want_o2_s};
     WithoutGil([&] { Backward(function.c_str(), in, clamp, place, &out); });
-    const auto result = [](bool wanted, const OptionalArgument& given, Tensor* tensor) -> py::object {
-      return wanted ? ToResult(given, tensor) : py::object(py::none());
-    };
-    return py::make_tuple(result(want_do1, given_do1, &out.do1), result(want_probs_grad, given_probs_grad, &out.probs_grad),
-                          result(want_o2_s, given_o2_s, &out.o2_s));
+    return py::make_tuple(ToResult(want_do1, given_do1, &out.do1), ToResult(want_probs_grad, given_probs_grad, &out.probs_grad),
+                          ToResult(want_o2_s, given_o2_s, &out.o2_s));
   });
 }
 

@@ -4,7 +4,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from .... import _amp
-from ...._autograd import any_dist, checked_main_grad, needs_node, refuse_create_graph, save_inputs, saved_inputs
+from ...._autograd import checked_main_grad, needs_node, refuse_create_graph, save_inputs, saved_inputs
 from ...._checks import check_bool, check_int
 from ...._dist import reduced, rows_are_sharded
 from ...._graph import call_registered, check_variables, in_graph_mode, refuse_buffers, unified
@@ -64,7 +64,7 @@ def rmsnorm_silu_gate(x, z, weight, eps, cast_weight):
     x, z = _amp.cast_inputs(_FWD, {"x": (x, "bfloat16"), "z": (z, "bfloat16")})
     recorded = not in_graph_mode() and needs_node(x, z, weight)
     cast_weight = cast_weight and getattr(weight, "dtype", None) == paddle.float32
-    if cast_weight and (not recorded or any_dist(x, z, weight)):
+    if cast_weight and (not recorded or C.any_dist(x, z, weight)):
         weight, cast_weight = weight.astype("bfloat16"), False
     if recorded:
         return _RmsNormSiluGate.apply(x, z, weight, eps, cast_weight)

@@ -10,7 +10,7 @@ from paddle.nn import Layer
 from paddle.nn.initializer import XavierUniform
 
 from ...._amp import autocast_dtype, cast_inputs
-from ...._autograd import any_dist, checked_main_grad, needs_node, refuse_create_graph, save_inputs, saved_inputs
+from ...._autograd import checked_main_grad, needs_node, refuse_create_graph, save_inputs, saved_inputs
 from ...._checks import check_int
 from ...._graph import in_graph_mode, unified
 from ...._grouped import add_grouped_weight_grad, cast, grouped_matmul, grouped_matmul_in_graph, grouped_weight_grad
@@ -136,7 +136,7 @@ def _weighted_swiglu_experts(tokens, unzipped_probs, up_gate_proj, down_proj, to
     counts = _checked_counts(tokens_per_expert, up_gate_proj.shape[0], tokens.shape[0])
 
     tensors = tokens, unzipped_probs, up_gate_proj, down_proj
-    if in_graph_mode() or any_dist(*tensors):
+    if in_graph_mode() or C.any_dist(*tensors):
         o1 = cast(grouped_matmul_in_graph(cast(tokens, dtype), up_gate_proj, counts), paddle.bfloat16)
         o2_s = fused_swiglu_weighted(o1, unzipped_probs)
         return grouped_matmul_in_graph(cast(o2_s, dtype), down_proj, counts)
