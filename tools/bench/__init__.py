@@ -1,0 +1,1 @@
+"""The parts of tools/bench.py, which is the command."""

@@ -1,0 +1,84 @@
+"""Who computes an op in this process: our functions, Paddle's composition, Paddle's own fused op."""
+
+from typing import Callable, NamedTuple
+
+import paddle.incubate.nn.functional as paddle_functional
+from paddle_gated_ops.incubate.nn import functional as F
+
+from . import oracle
+from .buffers import Set
+from .cases import CLAMP_VALUE
+from .composition import FUNCTIONS as COMPOSITIONS
+from .composition import with_casts
+
+_OURS = {
+    "swiglu_weighted_bwd": F.fused_swiglu_weighted_bwd,
+    "swiglu_weighted_clamp_bwd": lambda **inputs: F.fused_swiglu_weighted_clamp_bwd(**inputs, clamp_value=CLAMP_VALUE),
+    "swiglu_weighted": F.fused_swiglu_weighted,
+    "rmsnorm_silu_gate_bwd": F.cake_rmsnorm_silu_gate_train_backward,
+    "rmsnorm_silu_gate": F.cake_rmsnorm_silu_gate,
+}
+_OURS_OUT = {
+    "swiglu_weighted_bwd": F.fused_swiglu_weighted_bwd_out,
+    "rmsnorm_silu_gate_bwd": F.cake_rmsnorm_silu_gate_train_backward,
+    "rmsnorm_silu_gate": F.cake_rmsnorm_silu_gate_train_forward,
+}
+
+
+class Provider(NamedTuple):
+    """Somebody's version of an op.
+
+    Attributes:
+        name (str): in the records.
+        call: of a Set; returns the outputs, a tuple.
+        sets (list of Set): what it is called with in turn.
+        fresh (bool): it allocates its outputs.
+        assert_outputs: the check of them, oracle.assert_as_promised or oracle.assert_close.
+    """
+
+    name: str
+    call: Callable
+    sets: list
+    fresh: bool
+    assert_outputs: Callable
+
+    def checked(self, case, arrays):
+        """None, or why it is not to be timed: what is wrong with its outputs."""
+        try:
+            oracle.check(case, arrays, self.sets[0], self.call, self.assert_outputs)
+        except (AssertionError, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+
+def _calling(function, with_outputs=False):
+    def call(tensors):
+        outputs = function(**tensors.inputs, **tensors.outputs) if with_outputs else function(**tensors.inputs)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    return call
+
+
+def ours(op, sets):
+    """Our functions: into given outputs where there is one that takes them, and one that allocates them."""
+    found = [Provider("ours", _calling(_OURS[op]), sets, True, oracle.assert_as_promised)]
+    if op in _OURS_OUT:
+        call = _calling(_OURS_OUT[op], with_outputs=True)
+        found.insert(0, Provider("ours, outputs given", call, sets, False, oracle.assert_as_promised))
+    return found
+
+
+def paddles(op, sets, device):
+    """Paddle's composition, and its own fused op where the build has it."""
+    composition = COMPOSITIONS[op]
+    if device == "gpu":
+        found = [Provider("Paddle, unfused", _calling(composition), sets, True, oracle.assert_close)]
+        fused = getattr(paddle_functional, "fused_swiglu_weighted_bwd", None)
+        if op == "swiglu_weighted_bwd" and fused is not None:
+            found.append(Provider("Paddle, fused", _calling(fused), sets, True, oracle.assert_close))
+        return found
+    fp32 = [Set({name: tensor.astype("float32") for name, tensor in s.inputs.items()}, {}) for s in sets]
+    return [
+        Provider("Paddle, unfused", _calling(with_casts(composition)), sets, True, oracle.assert_close),
+        Provider("Paddle, unfused, FP32 tensors", _calling(composition), fp32, True, oracle.assert_close),
+    ]
