@@ -44,7 +44,7 @@ def unrounded_grad_weight(arrays):
     return array_of(grad_weight)
 
 
-def check(forward, function, arrays, others, in_graph=False):
+def check(forward, function, arrays, others):
     """Runs a function with some inputs in the other dtype; gradients have the caller's dtypes."""
     given = {n: in_the_other_dtype(arrays[n]) if n in others else arrays[n] for n in forward.inputs}
     leaves = {name: tensor_of(array, "cpu") for name, array in given.items()}
@@ -57,7 +57,7 @@ def check(forward, function, arrays, others, in_graph=False):
     for name, expected in forward.gradients(arrays, "cpu").items():
         grad = leaves[name].grad
         assert grad.dtype == leaves[name].dtype, name
-        if name == "weight" and name in others and not in_graph:
+        if name == "weight" and name in others:
             assert_same_bits({name: array_of(grad)}, {name: unrounded_grad_weight(arrays)})
         elif name not in others:
             assert_same_bits({name: array_of(grad)}, {name: expected})
@@ -90,7 +90,7 @@ def test_nothing_is_cast_that_is_right(force, name):
 def test_to_static(force, name):
     force("bfloat16")
     function = paddle.jit.to_static(FUNCTIONS[name], full_graph=True)
-    check(FORWARDS[name], function, arrays_of(FORWARDS[name]), set(FORWARDS[name].inputs), in_graph=True)
+    check(FORWARDS[name], function, arrays_of(FORWARDS[name]), set(FORWARDS[name].inputs))
 
 
 def test_main_grad_of_a_fp32_weight(force):

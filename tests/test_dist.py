@@ -21,6 +21,8 @@ from calls import (
     tensors_of,
 )
 from paddle_gated_ops import testing
+from paddle_gated_ops.incubate.nn import RMSNormSiLUGate
+from paddle_gated_ops.incubate.nn.functional.rmsnorm_silu_gate import rmsnorm_silu_gate
 from processes import PROCESSES, assert_passed, collect, work
 
 pytestmark = pytest.mark.skipif(int(paddle.__version__.split(".")[0]) < 3, reason="needs Paddle 3")
@@ -103,6 +105,46 @@ def test_rmsnorm_main_grad():
     assert_same_bits({"": array_of(main_grad._local_value())}, {"": fp32 + np.float32(0.5)})
 
 
+def fp32_weight_layer(bits):
+    """RMSNormSiLUGate with a FP32 weight, and the BF16 bits that the weight is cast to."""
+    layer = RMSNormSiLUGate()
+    # Between BF16 numbers, but no tie.
+    layer.weight.set_value(testing.from_bf16_bits(bits).astype(np.float32) * np.float32(1 + 2.0**-10))
+    return layer, array_of(layer.weight.detach().astype("bfloat16"))
+
+
+@pytest.mark.parametrize("with_main_grad", [False, True])
+def test_fp32_weight(with_main_grad):
+    paddle.set_device("cpu")
+    inputs = testing.rmsnorm_silu_gate_inputs(40)
+    layer, inputs["weight"] = fp32_weight_layer(inputs["weight"])
+    tensors = distributed({name: tensor_of(inputs[name], "cpu") for name in ("grad_out", "x", "z")})
+    tensors["x"].stop_gradient = False
+    weight = layer.weight = distributed({"weight": layer.weight})["weight"]
+    if with_main_grad:
+        weight.main_grad = distributed({"main_grad": tensor_of(np.zeros(128, np.float32), "cpu")})["main_grad"]
+    output = layer(tensors["x"], tensors["z"])
+    assert output.is_dist()
+    paddle.autograd.backward([output], [tensors["grad_out"]])
+    assert (weight.grad is None) == with_main_grad
+    got = [tensors["x"].grad, weight.main_grad if with_main_grad else weight.grad]
+    expected = run_rmsnorm(inputs, "cpu", grad_weight=tensor_of(np.zeros(128, np.float32), "cpu"))
+    assert_same_bits(local(got, ("grad_x", "grad_weight")), {n: expected[n] for n in ("grad_x", "grad_weight")})
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_functions_take_no_fp32_weight(recorded):
+    tensors = tensors_of(testing.rmsnorm_silu_gate_inputs(5), "cpu")
+    tensors["weight"] = tensors["weight"].astype("float32")
+    tensors = distributed(tensors)
+    with pytest.raises(ValueError, match="^cake_rmsnorm_silu_gate_train_backward: weight must have dtype bfloat16"):
+        F.cake_rmsnorm_silu_gate_train_backward(**tensors)
+    del tensors["grad_out"]
+    tensors["x"].stop_gradient = not recorded
+    with pytest.raises(ValueError, match="^cake_rmsnorm_silu_gate: weight must have dtype bfloat16"):
+        F.cake_rmsnorm_silu_gate(**tensors)
+
+
 BUFFERS = {
     "grad_x": np.zeros((5, 128), np.uint16),
     "grad_z": np.zeros((5, 128), np.uint16),
@@ -146,12 +188,14 @@ SWIGLU_SHAPES = {"o1": [8, 4, 24], "do2_s": [8, 4, 12], "unzipped_probs": [8, 4,
 RMSNORM_SHAPES = {**{name: [8, 4, 128] for name in ("grad_out", "x", "z")}, "weight": [128]}
 
 
-def placements_of(op, inputs):
+def placements_of(op, inputs, fp32=("unzipped_probs",)):
     """Placements over the mesh [2, 2] that the rule of an op in a program asks of its inputs, and gives its outputs.
 
     Args:
         op (callable): from variables by name to the op's outputs.
-        inputs (dict): name to (shape, [what the first dimension of the mesh shards, what the second does]).
+        inputs (dict): name to (shape, [what the first dimension of the mesh shards, what the second does]); None for the
+            latter is a variable that is not distributed.
+        fp32 (sequence): the names of those in FP32.
     """
     import paddle.distributed as dist
     from paddle.base.libpaddle.pir import create_tensor_dist_attribute
@@ -163,11 +207,12 @@ def placements_of(op, inputs):
         with paddle.static.program_guard(paddle.static.Program()):
             variables = {}
             for name, (shape, split) in inputs.items():
-                dtype = "float32" if name == "unzipped_probs" else "bfloat16"
-                variable = variables[name] = paddle.static.data(name, shape, dtype)
+                variable = variables[name] = paddle.static.data(name, shape, "float32" if name in fp32 else "bfloat16")
+                variable.stop_gradient = False
+                if split is None:
+                    continue
                 placements = [dist.Replicate() if dim is None else dist.Shard(dim) for dim in split]
                 variable.update_dist_attr(create_tensor_dist_attribute(mesh, *to_dim_map(placements, len(shape))))
-                variable.stop_gradient = False
             rule = op(**variables)[0].get_defining_op().dist_attr
             operands = [rule.operand(i) for i in range(len(inputs))]
             results = [rule.result(i) for i in range(rule.num_results())]
@@ -216,9 +261,6 @@ RULES = {
     ),
     "rmsnorm forward": (registered(NORM, 1e-6), "x z weight", 1, None),
     "rmsnorm backward": (registered(NORM + "_train_backward", 1e-6), "grad_out x z weight", 3, 2),
-    "rmsnorm backward, FP32 weight": (
-        registered(NORM + "_train_backward_fp32_weight", 1e-6), "grad_out x z weight", 3, 2
-    ),
     "rmsnorm backward without weight": (
         registered(NORM + "_train_backward_without_weight", 1e-6), "grad_out x z weight", 2, None
     ),
@@ -254,25 +296,62 @@ def test_rules(name, first, others, rows):
     assert results == [partial if i == weight_grad else rows for i in range(num_outputs)]
 
 
-def test_a_program_reduces_the_weight_gradient_before_it_rounds():
-    rows = [S0, S1]
-    inputs = {name: (shape, [None, None] if name == "weight" else rows) for name, shape in RMSNORM_SHAPES.items()}
+def explicit_gradient(**variables):
+    return F.cake_rmsnorm_silu_gate_train_backward(**variables)[2]
+
+
+def gradient_through(function):
+    def gradient(grad_out, **inputs):
+        return paddle.static.gradients([function(**inputs)], [inputs["weight"]], [grad_out])[0]
+
+    return gradient
+
+
+def weight_gradient_ops(gradient, inputs, **options):
+    """What a program does to the sum that each process has: [op, its result's placements, its result's dtype], and where
+    the sum itself is partial."""
     seen = []
 
     def backward(**variables):
-        grad_weight = F.cake_rmsnorm_silu_gate_train_backward(**variables)[2]
-        value = grad_weight
+        value = gradient(**variables)
         while value.get_defining_op().num_operands() == 1:
-            seen.append((value.get_defining_op().name(), split_of(value.dist_attr()), str(value.dtype)))
+            seen.insert(0, (value.get_defining_op().name(), split_of(value.dist_attr()), str(value.dtype)))
             value = value.get_defining_op().operand_source(0)
+        seen.insert(0, str(value.dtype))
         return [value]
 
-    _, results = placements_of(backward, inputs)
-    assert results[2] == ["sum", "sum"]
-    assert [(name, split, "bfloat16" in dtype) for name, split, dtype in seen] == [
-        ("pd_op.cast", [None, None], True),
-        ("dist_op.reshard", [None, None], False),
-    ]
+    _, results = placements_of(backward, inputs, **options)
+    return seen, results[2]
+
+
+ROWS = [S0, S1]
+DIST_INPUTS = {name: (shape, [None, None] if name == "weight" else ROWS) for name, shape in RMSNORM_SHAPES.items()}
+REDUCED_IN_FP32 = [
+    "paddle.float32",
+    ("dist_op.reshard", [None, None], "paddle.float32"),
+    ("pd_op.cast", [None, None], "paddle.bfloat16"),
+]
+
+
+@pytest.mark.parametrize("weight", ["distributed", "dense"])
+@pytest.mark.parametrize("gradient", [explicit_gradient, gradient_through(F.cake_rmsnorm_silu_gate)])
+def test_a_program_reduces_the_weight_gradient_before_it_rounds(gradient, weight):
+    inputs = {**DIST_INPUTS, "weight": ([128], None)} if weight == "dense" else DIST_INPUTS
+    assert weight_gradient_ops(gradient, inputs) == (REDUCED_IN_FP32, ["sum", "sum"])
+
+
+def test_a_gradient_that_is_sharded_later_on():
+    inputs = {name: (shape, ROWS if name == "grad_out" else [None, None]) for name, shape in RMSNORM_SHAPES.items()}
+    found = weight_gradient_ops(gradient_through(F.cake_rmsnorm_silu_gate), inputs)
+    assert found == (REDUCED_IN_FP32, ["sum", "sum"])
+
+
+def test_a_program_does_not_round_the_gradient_of_a_fp32_weight():
+    def function(x, z, weight):
+        return rmsnorm_silu_gate(x, z, weight, 1e-6, cast_weight=True)
+
+    found = weight_gradient_ops(gradient_through(function), DIST_INPUTS, fp32=("weight",))
+    assert found == (["paddle.float32"], ["sum", "sum"])
 
 
 # ---- In two processes. Paddle's CPU build moves no BF16 tensor between placements: inputs are sharded in FP32 and then cast,
@@ -389,6 +468,22 @@ def check_rmsnorm_gradients(rank):
     expected = pick(run_rmsnorm(inputs, "cpu"), "grad_x", "grad_z")
     assert_sharded([tensors["x"].grad, tensors["z"].grad], expected, 0, rank)
     assert_reduced_in_fp32(tensors["weight"].grad, inputs, 0)
+
+
+def check_fp32_weight_gradient(rank):
+    import paddle.distributed as dist
+
+    inputs = testing.rmsnorm_silu_gate_inputs((6, 4))
+    layer, inputs["weight"] = fp32_weight_layer(inputs["weight"])
+    tensors = sharded({name: inputs[name] for name in ("grad_out", "x", "z")}, dist.Shard(0))
+    weight = layer.weight = dist.shard_tensor(layer.weight, tensors["x"].process_mesh, [dist.Replicate()])
+    paddle.autograd.backward([layer(tensors["x"], tensors["z"])], [tensors["grad_out"]])
+    total = np.zeros(128, np.float32)
+    for part in range(PROCESSES):
+        rows = {n: a if n == "weight" else np.array_split(a, PROCESSES)[part] for n, a in inputs.items()}
+        total += run_rmsnorm(rows, "cpu", grad_weight=tensor_of(np.zeros(128, np.float32), "cpu"))["grad_weight"]
+    assert weight.grad.placements[0].is_replicated()
+    assert_same_bits({"grad_weight": array_of(weight.grad._local_value())}, {"grad_weight": total})
 
 
 def check_replicated_rows_have_the_gradient_of_one_process(rank):

@@ -27,10 +27,31 @@ from calls import (
     tensor_of,
 )
 from paddle_gated_ops import testing
+from paddle_gated_ops.incubate.nn.functional.rmsnorm_silu_gate import rmsnorm_silu_gate
 from paddle_gated_ops.testing import from_bf16_bits, to_bf16_bits
 
 PADDLE_3 = int(paddle.__version__.split(".")[0]) >= 3
 FUNCTIONS = {"swiglu": swiglu_forward, "clamped": clamped_forward, "rmsnorm": rmsnorm_forward}
+
+
+def fp32_weight_forward(x, z, weight):
+    return rmsnorm_silu_gate(x, z, weight, 1e-5, cast_weight=True)
+
+
+def _fp32_weight_arrays(rows, seed=0):
+    arrays = testing.rmsnorm_silu_gate_inputs(rows, seed)
+    return {**arrays, "weight": np.linspace(-1, 1, 128, dtype=np.float32)}  # no BF16 numbers
+
+
+def _fp32_weight_gradients(tensors):
+    tensors["weight"] = tensors["weight"].astype("bfloat16")
+    return F.cake_rmsnorm_silu_gate_train_backward(**tensors, eps=1e-5, grad_weight=paddle.empty([128], "float32"))
+
+
+# As RMSNormSiLUGate has it. On the CPU alone: its casts are Paddle's, whose GPU kernels do not run on every GPU.
+FP32_WEIGHT = FORWARDS["rmsnorm"]._replace(
+    function=fp32_weight_forward, arrays=_fp32_weight_arrays, backward=_fp32_weight_gradients
+)
 
 
 def pir():
@@ -58,7 +79,15 @@ def execute(place, program, feed, fetch):
 
 @pytest.mark.parametrize("name, wanted", EVERY_SUBSET)
 def test_gradients_in_a_program(place, program, name, wanted):
-    forward = FORWARDS[name]
+    check_program(place, program, FORWARDS[name], wanted)
+
+
+@pytest.mark.parametrize("wanted", FP32_WEIGHT.subsets())
+def test_gradients_of_a_fp32_weight_in_a_program(program, wanted):
+    check_program("cpu", program, FP32_WEIGHT, wanted)
+
+
+def check_program(place, program, forward, wanted):
     variables = data(forward.arrays(3), wanted)
     output = forward.function(*(variables[n] for n in forward.inputs))
     assert not output.stop_gradient
@@ -132,8 +161,7 @@ def specs(forward):
     return [InputSpec(shape_of(array, name), dtypes[name], name) for name, array in arrays.items()]
 
 
-def check_static(place, name, wanted, function, row_counts):
-    forward = FORWARDS[name]
+def check_static(place, forward, wanted, function, row_counts):
     for rows in row_counts:
         arrays = forward.arrays(rows, seed=rows)
         leaves = forward.leaves(arrays, place, wanted)
@@ -148,14 +176,20 @@ def check_static(place, name, wanted, function, row_counts):
 def test_to_static(place, name, wanted, with_spec):
     options = {"input_spec": specs(FORWARDS[name])} if with_spec else {}
     function = paddle.jit.to_static(FUNCTIONS[name], full_graph=True, **options)
-    check_static(place, name, wanted, function, (5, 7, 0, 300))
+    check_static(place, FORWARDS[name], wanted, function, (5, 7, 0, 300))
+
+
+@pytest.mark.parametrize("wanted", FP32_WEIGHT.subsets())
+def test_a_fp32_weight_to_static(wanted):
+    function = paddle.jit.to_static(fp32_weight_forward, full_graph=True, input_spec=specs(FP32_WEIGHT))
+    check_static("cpu", FP32_WEIGHT, wanted, function, (5, 7, 0, 300))
 
 
 @pytest.mark.parametrize("name, wanted", EVERY_SUBSET)
 def test_to_static_by_bytecode(place, name, wanted):
     if PADDLE_3 and not pir():
         pytest.skip("Paddle 3 translates bytecode for PIR alone")
-    check_static(place, name, wanted, paddle.jit.to_static(FUNCTIONS[name], full_graph=False), (5, 7))
+    check_static(place, FORWARDS[name], wanted, paddle.jit.to_static(FUNCTIONS[name], full_graph=False), (5, 7))
 
 
 class Block(paddle.nn.Layer):

@@ -188,12 +188,8 @@ def test_to_static(dtype, full_graph):
         backward(output, inputs, "cpu")
         results.append({"y": output, "x": x.grad, "z": z.grad, "weight": each.weight.grad})
     eager, static = results
-    for name in ("y", "x", "z") if dtype == "float32" else eager:
+    for name in eager:  # a FP32 weight's gradient is unrounded in both
         assert_same(static[name], eager[name], name)
-    if dtype == "float32":  # rounded to BF16 on its way through the graph's cast, or not where the graph broke
-        rounded = expected_gradients(inputs, "cpu")["weight"].astype("float32")
-        got = static["weight"].numpy()
-        assert np.array_equal(got, rounded.numpy()) or (not full_graph and np.array_equal(got, eager["weight"].numpy()))
 
 
 @NEEDS_CASTS

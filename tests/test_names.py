@@ -9,7 +9,6 @@ from calls import run_python
 OURS = [
     "gated_cake_rmsnorm_silu_gate",
     "gated_cake_rmsnorm_silu_gate_train_backward",
-    "gated_cake_rmsnorm_silu_gate_train_backward_fp32_weight",
     "gated_cake_rmsnorm_silu_gate_train_backward_without_weight",
     "gated_fused_swiglu_weighted",
     "gated_fused_swiglu_weighted_bwd",

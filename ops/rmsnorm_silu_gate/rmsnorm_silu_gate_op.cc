@@ -154,18 +154,24 @@ phi::Place PlaceOf(const BwdInputs& in) {
   return CheckPlaces({&in.grad_out, &in.x, &in.z, &in.weight});
 }
 
-// ---- The registered ops, for graphs and DistTensors. The backward is three: with the weight's gradient in BF16, in FP32
-// (where each process has a part of that sum) and without it.
+// ---- The registered ops, for graphs and DistTensors. Their weight may be FP32 too: it is rounded here, and its gradient, of
+// its dtype as Paddle has it, is the FP32 sum, which processes that have a part each can add up before it is rounded.
+
+// As Paddle's cast rounds, which is what eager calls use.
+Tensor InBf16(const Tensor& weight) {
+  const bool fp32 = weight.initialized() && weight.dtype() == kFp32;
+  return fp32 ? paddle::experimental::cast(weight, kBf16) : weight;
+}
 
 std::vector<Tensor> AnyBwdKernel(const char* function, const Tensor& grad_out, const Tensor& x, const Tensor& z,
-                                 const Tensor& weight, float eps, bool want_grad_weight,
-                                 paddle::DataType grad_weight_dtype = kBf16) {
+                                 const Tensor& weight, float eps, bool want_grad_weight) {
   return WithPaddleErrors(function, [&]() -> std::vector<Tensor> {
-    const BwdInputs in = ReadInputs(grad_out, x, z, weight);
+    const Tensor weight_bf16 = InBf16(weight);
+    const BwdInputs in = ReadInputs(grad_out, x, z, weight_bf16);
     Outputs out;
     out.want_grad_weight = want_grad_weight;
     const phi::Place place = PlaceOf(in);
-    if (want_grad_weight) out.grad_weight = AllocateOutput(in.weight.shape, grad_weight_dtype, place);
+    if (want_grad_weight) out.grad_weight = AllocateOutput(in.weight.shape, weight.dtype(), place);
     Backward(function, in, CheckEpsValue(eps), place, &out);
     if (!want_grad_weight) return {out.grad_x, out.grad_z};
     return {out.grad_x, out.grad_z, out.grad_weight};
@@ -174,11 +180,6 @@ std::vector<Tensor> AnyBwdKernel(const char* function, const Tensor& grad_out, c
 
 std::vector<Tensor> BwdKernel(const Tensor& grad_out, const Tensor& x, const Tensor& z, const Tensor& weight, float eps) {
   return AnyBwdKernel(kBwd, grad_out, x, z, weight, eps, true);
-}
-
-std::vector<Tensor> BwdKernelFp32Weight(const Tensor& grad_out, const Tensor& x, const Tensor& z, const Tensor& weight,
-                                        float eps) {
-  return AnyBwdKernel(kBwd, grad_out, x, z, weight, eps, true, kFp32);
 }
 
 std::vector<Tensor> BwdKernelWithoutWeight(const Tensor& grad_out, const Tensor& x, const Tensor& z, const Tensor& weight,
@@ -204,10 +205,6 @@ std::vector<Dtype> BwdInferDtype(const Dtype&, const Dtype& x, const Dtype& z, c
   return {x, z, weight};
 }
 
-std::vector<Dtype> BwdInferDtypeFp32Weight(const Dtype&, const Dtype& x, const Dtype& z, const Dtype&) {
-  return {x, z, kFp32};
-}
-
 std::vector<Dtype> BwdInferDtypeWithoutWeight(const Dtype&, const Dtype& x, const Dtype& z, const Dtype&) {
   return {x, z};
 }
@@ -224,7 +221,8 @@ std::vector<Tensor> NoGradientWithoutWeight(const Tensor&, const Tensor&, const 
 
 std::vector<Tensor> FwdKernel(const Tensor& x, const Tensor& z, const Tensor& weight, float eps) {
   return WithPaddleErrors(kFwd, [&]() -> std::vector<Tensor> {
-    const FwdInputs in = ReadInputs(x, z, weight);
+    const Tensor weight_bf16 = InBf16(weight);
+    const FwdInputs in = ReadInputs(x, z, weight_bf16);
     Tensor out;
     Forward(kFwd, in, CheckEpsValue(eps), CheckPlaces({&in.x, &in.z, &in.weight}), &out);
     return {out};
@@ -424,15 +422,6 @@ PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate_train_backward)
     .Outputs({paddle::Grad("grad_out"), paddle::Grad("x"), paddle::Grad("z"), paddle::Grad("weight")})
     .Attrs({"eps: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::NoGradient));
-
-PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward_fp32_weight)
-    .Inputs({"grad_out", "x", "z", "weight"})
-    .Outputs({"grad_x", "grad_z", "grad_weight"})
-    .Attrs({"eps: float"})
-    .SetKernelFn(PD_KERNEL(paddle_gated_ops::BwdKernelFp32Weight))
-    .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::BwdInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtypeFp32Weight))
-    GATED_OPS_SPMD_RULE(paddle_gated_ops::BwdSpmd);
 
 PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward_without_weight)
     .Inputs({"grad_out", "x", "z", "weight"})

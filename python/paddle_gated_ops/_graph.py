@@ -30,7 +30,7 @@ except ImportError:  # 2.6
 
 
 # unified marks a function that serves eager mode and graphs alike: to_static calls it as it is, and does not rewrite it.
-__all__ = ["call_registered", "check_variables", "in_graph_mode", "refuse_buffers", "unified"]
+__all__ = ["call_registered", "check_dtype", "check_variables", "in_graph_mode", "refuse_buffers", "unified"]
 
 
 def in_graph_mode():
@@ -56,11 +56,16 @@ def check_variables(function, variables, dtypes):
                 f"{function}: {name} must be a variable of the program (static graph mode is on), but is "
                 f"{type(variable).__name__}"
             )
-        actual = str(variable.dtype).rsplit(".", 1)[-1].lower()
-        actual = {"bf16": "bfloat16", "fp32": "float32"}.get(actual, actual)
-        if actual != dtype:
-            raise ValueError(f"{function}: {name} must have dtype {dtype}, but has {actual}")
+        check_dtype(function, name, variable, dtype)
     getattr(C, f"check_{function}_shapes")(*(list(variable.shape) for variable in variables.values()))
+
+
+def check_dtype(function, name, variable, dtype):
+    """ValueError where a variable or tensor has another dtype."""
+    actual = str(variable.dtype).rsplit(".", 1)[-1].lower()
+    actual = {"bf16": "bfloat16", "fp32": "float32"}.get(actual, actual)
+    if actual != dtype:
+        raise ValueError(f"{function}: {name} must have dtype {dtype}, but has {actual}")
 
 
 def refuse_buffers(function, given):

@@ -6,8 +6,8 @@ from paddle.autograd import PyLayer
 from .... import _amp
 from ...._autograd import checked_main_grad, needs_node, refuse_create_graph, save_inputs, saved_inputs
 from ...._checks import check_bool, check_int
-from ...._dist import reduced, rows_are_sharded
-from ...._graph import call_registered, check_variables, in_graph_mode, refuse_buffers, unified
+from ...._dist import reduced, rows_are_sharded, with_fp32_gradient
+from ...._graph import call_registered, check_dtype, check_variables, in_graph_mode, refuse_buffers, unified
 from ...._library import C
 from ...._place import check_place
 
@@ -37,8 +37,8 @@ def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
         eps (float): finite, not negative, rounded to FP32.
 
     All on one place, CPU or GPU; any strides in eager mode. Where ``paddle.amp.auto_cast`` acts with bfloat16, float32
-    inputs are cast to bfloat16; the gradient of a float32 weight is then the float32 sum, unrounded in eager mode, and its
-    main_grad is the weight's own.
+    inputs are cast to bfloat16; the gradient of a float32 weight is then the unrounded float32 sum, and its main_grad is the
+    weight's own.
 
     As any ``PyLayer`` of Paddle up to 3.3, the node can run backward once only: a second backward through the same forward,
     also under retain_graph=True, ends the process. ``paddle.grad`` with respect to some of the trainable inputs needs
@@ -62,20 +62,26 @@ def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
 def rmsnorm_silu_gate(x, z, weight, eps, cast_weight):
     """``cake_rmsnorm_silu_gate``, which casts a float32 weight where cast_weight says so, else refuses it."""
     x, z = _amp.cast_inputs(_FWD, {"x": (x, "bfloat16"), "z": (z, "bfloat16")})
-    recorded = not in_graph_mode() and needs_node(x, z, weight)
     cast_weight = cast_weight and getattr(weight, "dtype", None) == paddle.float32
-    if cast_weight and (not recorded or C.any_dist(x, z, weight)):
-        weight, cast_weight = weight.astype("bfloat16"), False
-    if recorded:
-        return _RmsNormSiluGate.apply(x, z, weight, eps, cast_weight)
-    inputs = {"x": x, "z": z, "weight": weight}
     if in_graph_mode():
-        check_variables(_FWD, inputs, ["bfloat16"] * 3)
-    else:
-        output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
-        if output is not None:
-            return output  # None: DistTensors
-    return _registered_fwd(inputs, eps)
+        inputs = {"x": x, "z": z, "weight": weight}
+        check_variables(_FWD, inputs, ["bfloat16", "bfloat16", "float32" if cast_weight else "bfloat16"])
+        if not cast_weight:
+            inputs["weight"] = with_fp32_gradient(weight, x, z)
+        return _registered_fwd(inputs, eps)
+    if needs_node(x, z, weight):
+        return _RmsNormSiluGate.apply(x, z, weight, eps, cast_weight)
+    return _eager_fwd(x, z, weight, eps, cast_weight)
+
+
+def _eager_fwd(x, z, weight, eps, cast_weight):
+    if cast_weight:
+        weight = weight.astype("bfloat16")
+    output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
+    if output is None:  # DistTensors
+        check_dtype(_FWD, "weight", weight, "bfloat16")  # the registered op takes FP32 too
+        output = _registered_fwd({"x": x, "z": z, "weight": weight}, eps)
+    return output
 
 
 def _registered_fwd(inputs, eps):
@@ -90,10 +96,7 @@ class _RmsNormSiluGate(PyLayer):
 
     @staticmethod
     def forward(ctx, x, z, weight, eps, cast_weight):
-        in_bf16 = weight.astype("bfloat16") if cast_weight else weight
-        output = C.cake_rmsnorm_silu_gate(_FWD, x, z, in_bf16, eps, None)
-        if output is None:  # DistTensors
-            output = _registered_fwd({"x": x, "z": z, "weight": weight}, eps)
+        output = _eager_fwd(x, z, weight, eps, cast_weight)
         save_inputs(ctx, x=x, z=z, weight=weight)
         ctx.weight = weight  # has main_grad; what recompute saves in its place has not
         ctx.eps, ctx.cast_weight = eps, cast_weight
@@ -127,20 +130,21 @@ class _RmsNormSiluGate(PyLayer):
             want_z,
         )
         if gradients is None:
-            return _dist_gradients(grad_out, x, z, weight, ctx.eps, ctx.wanted, main_grad)
+            return _dist_gradients(grad_out, x, z, weight, ctx, main_grad)
         grad_x, grad_z, grad_weight = gradients
         # None for the weight: Paddle then runs its backward hooks once, as after a gradient of its own.
         return grad_x, grad_z, grad_weight if main_grad is None else None
 
 
-def _dist_gradients(grad_out, x, z, weight, eps, wanted, main_grad):
+def _dist_gradients(grad_out, x, z, weight, ctx, main_grad):
     """The gradients of DistTensors: None where none is wanted, and for a weight whose gradient went into main_grad."""
     inputs = {"grad_out": grad_out, "x": x, "z": z, "weight": weight}
-    *gradients, grad_weight = _registered_bwd(inputs, eps, wanted[2], in_fp32=main_grad is not None)
+    in_fp32 = ctx.cast_weight or main_grad is not None
+    *gradients, grad_weight = _registered_bwd(inputs, ctx.eps, ctx.wanted[2], in_fp32)
     if main_grad is not None:
         main_grad.add_(grad_weight)
         grad_weight = None
-    return (*(gradient if want else None for gradient, want in zip(gradients, wanted)), grad_weight)
+    return (*(gradient if want else None for gradient, want in zip(gradients, ctx.wanted)), grad_weight)
 
 
 def _registered_bwd(inputs, eps, compute_grad_weight=True, in_fp32=False):
@@ -152,8 +156,8 @@ def _registered_bwd(inputs, eps, compute_grad_weight=True, in_fp32=False):
     split = rows_are_sharded(inputs["grad_out"], inputs["x"], inputs["z"])
     if not split and not in_fp32:
         return call_registered("gated_" + _BWD, inputs, {**outputs, "grad_weight": "bfloat16"}, attributes)
-    outputs["grad_weight"] = "float32"
-    *gradients, grad_weight = call_registered(f"gated_{_BWD}_fp32_weight", inputs, outputs, attributes)
+    inputs = {**inputs, "weight": inputs["weight"].astype("float32")}  # whose gradient is FP32
+    *gradients, grad_weight = call_registered("gated_" + _BWD, inputs, {**outputs, "grad_weight": "float32"}, attributes)
     grad_weight = reduced(grad_weight)  # in FP32, and rounded once
     return (*gradients, grad_weight if in_fp32 else grad_weight.astype("bfloat16"))
 
@@ -271,7 +275,8 @@ def cake_rmsnorm_silu_gate_train_backward(
             True,
         )
         if outputs is not None:
-            return outputs  # None: DistTensors
+            return outputs
+        check_dtype(_BWD, "weight", weight, "bfloat16")  # DistTensors, and the registered op takes FP32 too
     given = dict(
         grad_x=grad_x,
         grad_z=grad_z,

@@ -20,13 +20,11 @@ class RMSNormSiLUGate(Layer):
     FP32 inside, one rounding. Forward and backward are ``functional.cake_rmsnorm_silu_gate``'s: x, z and the weight alone
     are kept for the backward pass.
 
-    The weight may be float32 too: it is cast to BF16 for each call, and its gradient is the float32 sum (in a graph, and for
-    DistTensors, rounded to BF16 by the gradient of the cast).
+    The weight may be float32 too: it is cast to BF16 for each call, and its gradient is the float32 sum, unrounded.
 
     Where ``weight.main_grad`` (float32, [128]) exists when the backward runs, in eager mode, the weight's gradient is added
     to it in place, ``weight.grad`` stays as it is, and the hooks of ``weight._register_backward_hook`` run; those of
-    ``weight.register_hook`` get no gradient to work on. In a graph main_grad is passed over, and for DistTensors where the
-    weight is float32.
+    ``weight.register_hook`` get no gradient to work on. In a graph main_grad is passed over.
 
     As any ``PyLayer`` of Paddle up to 3.3, the node can run backward once only: a second backward through the same forward,
     also under retain_graph=True, ends the process. ``paddle.grad`` with respect to some of the trainable inputs needs
