@@ -6,7 +6,10 @@ C++ only for a CPU build of Paddle, C++ and CUDA for a GPU build (no GPU needed)
     PADDLE_CUDA_ARCH_LIST              GPU architectures, "8.0 9.0+PTX"; tools/toolchain.py has the default
 """
 import hashlib
+import json
 import os
+import re
+import runpy
 import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +21,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 import toolchain  # noqa: E402
+
+VERSION_PY = runpy.run_path(str(ROOT / "python/paddle_gated_ops/_version.py"))
 
 
 def files(*patterns):
@@ -80,6 +85,19 @@ class BuildExtension(build_ext):
             toolchain.libstdcxx_flag(cxx),
             *flags.extra_link_args, *shlex.split(os.environ.get("LDFLAGS", "")),
         ])
+        self.info = Path(library).with_suffix(".json")
+        self.info.write_text(json.dumps({
+            "paddle_tag": VERSION_PY["paddle_tag"](paddle),
+            "paddle": paddle.version.full_version,
+            "cxx": cxx_version.strip('"'),
+            "nvcc": re.findall(r"release ([\d.]+)|$", nvcc.version)[0] if nvcc else None,
+            "gpu_code": [flag.split(",code=")[1] for flag in gencode] if nvcc else [],
+        }, indent=1) + "\n")
+
+    def copy_extensions_to_source(self):
+        super().copy_extensions_to_source()
+        library, = (self.get_ext_fullpath(ext.name) for ext in self.extensions)
+        self.copy_file(str(self.info), str(Path(library).with_suffix(".json")))
 
     def compile(self, commands, tools, headers):
         """Compiles {source: command} in parallel; returns the objects. An object's name holds a hash of all that it
@@ -118,10 +136,18 @@ def build_lib():
     return f"build/lib-{sys.implementation.cache_tag}-{hashlib.sha256(modules.encode()).hexdigest()[:8]}"
 
 
+def version():
+    """That of the sources; in a wheel's and an installation's name also the Paddle it is for: 0.1.0+paddle3.3.cpu."""
+    if {"bdist_wheel", "dist_info", "editable_wheel"}.isdisjoint(sys.argv):
+        return VERSION_PY["__version__"]
+    return f"{VERSION_PY['__version__']}+{VERSION_PY['paddle_tag'](toolchain.import_paddle())}"
+
+
 if __name__ == "__main__":
     if not sys.platform.startswith("linux"):
         toolchain.fail(f"paddle-gated-ops builds on Linux only, and this is {sys.platform}.")
     setup(
+        version=version(),
         # The CUDA sources join in build_extension, which knows the installed Paddle: an sdist is made without one.
         ext_modules=[Extension("paddle_gated_ops._C", CXX_SOURCES, depends=HEADERS, language="c++")],
         cmdclass={"build_ext": BuildExtension},

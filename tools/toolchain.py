@@ -43,12 +43,14 @@ def import_paddle():
     """The Paddle that the extension will run with.
 
     A library built against one Paddle does not load into another, so the only right one is the one installed in
-    the environment that receives the package. pip's build isolation hides that environment from setup.py (and would
-    install whichever paddlepaddle is newest, a CPU build, if build-system.requires named it): look behind it. The
+    the environment that receives the package. Build isolation hides that environment from setup.py (and would
+    install whichever paddlepaddle is newest, a CPU build, if build-system.requires named it): look behind it. pip keeps
+    its interpreter; `python -m build` makes an environment that knows the outer one only if that one is activated. The
     folders go to the end of sys.path, so that the isolated setuptools stays the one in use.
     """
-    if find_spec("paddle") is None:
-        for folder in site.getsitepackages():
+    activated = filter(None, (os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")))
+    for folder in site.getsitepackages() + site.getsitepackages(activated):
+        if find_spec("paddle") is None:
             site.addsitedir(folder)
     # A build needs neither ccache nor a GPU.
     warnings.filterwarnings("ignore", message="No ccache found|You are using GPU version Paddle")
@@ -58,8 +60,8 @@ def import_paddle():
         fail(
             f"Paddle is needed to build paddle-gated-ops, and {sys.executable} cannot import it "
             f"({type(cause).__name__}: {str(cause).strip() or 'no message'}); install paddlepaddle or "
-            "paddlepaddle-gpu there, and switch build isolation off (pip install --no-build-isolation, "
-            "python -m build --no-isolation) if the build still does not see it."
+            "paddlepaddle-gpu there, and activate its environment or switch build isolation off (pip install "
+            "--no-build-isolation, python -m build --no-isolation) if the build still does not see it."
         )
     if paddle.is_compiled_with_rocm():
         fail("This Paddle is a ROCm build; paddle-gated-ops has kernels for CPU and CUDA only.")

@@ -2,7 +2,10 @@
 
 import importlib.machinery
 import importlib.util
+import json
 import os
+
+from ._version import paddle_tag
 
 _NAME = __package__ + "._C"
 
@@ -23,6 +26,25 @@ def _find():
     )
 
 
+def build_info():
+    """What setup.py wrote of the build, beside the library (dict)."""
+    with open(os.path.splitext(_find())[0] + ".json", encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _check_paddle(paddle, path):
+    built = build_info()
+    if built["paddle_tag"] != paddle_tag(paddle):
+        raise ImportError(
+            f"paddle_gated_ops is built for Paddle {built['paddle']} ({built['paddle_tag']}), and this is Paddle "
+            f"{paddle.version.full_version} ({paddle_tag(paddle)}): the library of one does not run with the other. Install "
+            "paddle_gated_ops again with this Paddle (pip install --force-reinstall --no-deps, from its sources or a wheel "
+            f"whose name holds +{paddle_tag(paddle)}), or the Paddle that it is built for.",
+            name=_NAME,
+            path=path,
+        )
+
+
 def _load():
     try:
         import paddle
@@ -35,6 +57,7 @@ def _load():
     from paddle.utils.cpp_extension.extension_utils import load_op_meta_info_and_register_op
 
     path = _find()
+    _check_paddle(paddle, path)
     spec = importlib.util.spec_from_file_location(_NAME, path)
     # Python's loader first: where a symbol or a library is missing it says so, while Paddle's says less.
     try:
