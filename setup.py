@@ -36,6 +36,8 @@ HEADERS = files("ops/**/*.h", "ops/**/*.cuh")
 # One formula gives the same bits in each loop it is inlined into: no contraction to FMA, and nothing of fast-math, whatever
 # CXXFLAGS asks for.
 CXX_FLAGS = ["-fno-fast-math", "-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+# Fast-math at link time, from LDFLAGS or CXX, would add start-up code that rounds subnormals to zero in the whole process.
+NO_FAST_MATH_AT_LINK = ["-O3", "-fno-fast-math", "-fno-unsafe-math-optimizations"]
 NVCC_FLAGS = ["-std=c++17", "-O3", "-Xcompiler", "-fPIC", "-fmad=false"]
 
 
@@ -83,13 +85,13 @@ class BuildExtension(build_ext):
             *cxx, "-shared", *objects, "-o", library,
             *(f"-L{folder}" for folder in library_dirs), *(f"-Wl,-rpath,{folder}" for folder in library_dirs),
             toolchain.libstdcxx_flag(cxx),
-            *flags.extra_link_args, *shlex.split(os.environ.get("LDFLAGS", "")),
+            *flags.extra_link_args, *shlex.split(os.environ.get("LDFLAGS", "")), *NO_FAST_MATH_AT_LINK,
         ])
         self.info = Path(library).with_suffix(".json")
         self.info.write_text(json.dumps({
             "paddle_tag": VERSION_PY["paddle_tag"](paddle),
             "paddle": paddle.version.full_version,
-            "cxx": cxx_version.strip('"'),
+            "cxx": f"{shlex.join(cxx)} {cxx_version}",
             "nvcc": re.findall(r"release ([\d.]+)|$", nvcc.version)[0] if nvcc else None,
             "gpu_code": [flag.split(",code=")[1] for flag in gencode] if nvcc else [],
         }, indent=1) + "\n")

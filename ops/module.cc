@@ -1,6 +1,7 @@
 // What paddle_gated_ops._C exports to Python. The registered ops of the same library are Paddle's to load.
 #include <pybind11/stl.h>
 
+#include "common/cpu_isa.h"
 #include "common/paddle_glue.h"
 #include "common/parallel_for.h"
 #include "rmsnorm_silu_gate/rmsnorm_silu_gate_op.h"
@@ -24,6 +25,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("any_dist", &paddle_gated_ops::AnyDistTensor);
   m.def("set_num_threads", &paddle_gated_ops::SetNumThreads);
   m.def("get_num_threads", &paddle_gated_ops::NumThreads);
+  m.def("cpu_path", [] { return paddle_gated_ops::CpuIsaName(paddle_gated_ops::CpuIsa()); });
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
   m.attr("with_cuda") = true;
 #else

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -172,7 +173,7 @@ def assert_fails_with(done, *words):
 
 CONTENTS = """
 __init__.py _amp.py _autograd.py _checks.py _dist.py _graph.py _grouped.py _library.py _patch.py _place.py _run_check.py
-_threads.py _version.py
+_show_config.py _threads.py _version.py
 incubate/__init__.py incubate/nn/__init__.py
 incubate/nn/functional/__init__.py incubate/nn/functional/rmsnorm_silu_gate.py incubate/nn/functional/swiglu_weighted.py
 incubate/nn/layer/__init__.py incubate/nn/layer/_weight_attr.py incubate/nn/layer/rmsnorm_silu_gate.py
@@ -484,6 +485,26 @@ def test_fast_math_is_switched_off(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stdout
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "--use_fast_math")
     assert "NVCC_APPEND" not in toolchain.run(["env"]).stdout
+
+
+SUBNORMAL = """
+import sys
+sys.path.insert(0, "unpacked/paddle_gated_ops")
+before = sys.float_info.min / 2
+import _C
+assert before > 0 and sys.float_info.min / 2 == before
+"""
+
+
+@pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
+def test_fast_math_is_not_linked(project, cpu_paddle, tmp_path, flag):
+    """gcc's crtfastmath.o would switch subnormal numbers off in whatever process loads the library."""
+    command = shlex.join([*toolchain.find_cxx()[0], flag])
+    done, wheel = build_wheel(project, CXX=command, LDFLAGS=flag, CXXFLAGS=flag, **cpu_paddle)
+    assert wheel, done.stdout
+    zipfile.ZipFile(wheel).extractall(project / "unpacked")
+    done = python(project, "-c", SUBNORMAL)
+    assert done.returncode == 0, done.stdout
 
 
 # ---- The installed package

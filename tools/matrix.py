@@ -133,9 +133,9 @@ def run_cell(cell, uv, folder, log):
     constraints.write_text(f"{setuptools}\n")
     dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CXXFLAGS", "LDFLAGS")
     env = {name: value for name, value in os.environ.items() if name not in dropped}
-    # What is built in isolation gets the cell's setuptools too; the first is for pip before 25.3, the second for later ones.
-    env.update(PIP_CONSTRAINT=str(constraints), PIP_BUILD_CONSTRAINT=str(constraints), UV_PYTHON_DOWNLOADS="never",
-               OMP_NUM_THREADS=str(os.cpu_count()))
+    # What is built in isolation gets the cell's setuptools too; PIP_CONSTRAINT does it for pip before 25.3.
+    isolated = {} if "isolation" in cell["way"] else {"PIP_BUILD_CONSTRAINT": str(constraints)}
+    env.update(isolated, PIP_CONSTRAINT=str(constraints), UV_PYTHON_DOWNLOADS="never", OMP_NUM_THREADS=str(os.cpu_count()))
 
     def step(command, cwd=folder, **variables):
         log.write(f"$ {' '.join(map(str, command))}\n")

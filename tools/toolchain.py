@@ -97,7 +97,7 @@ def find_cxx():
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
     if not os.path.exists(header):
         fail(f"Python's C headers are missing ({header}): install python3-dev, or use a Python that brings them.")
-    return command, macros.get("__VERSION__", major)
+    return command, macros.get("__VERSION__", major).strip('"')
 
 
 def host_compiler(cxx):

@@ -46,4 +46,9 @@ inline CpuIsaLevel CpuIsa() {
   return level;
 }
 
+inline const char* CpuIsaName(CpuIsaLevel level) {
+  const char* const names[kNumCpuIsaLevels] = {"baseline", "avx2", "avx512"};
+  return names[level];
+}
+
 }  // namespace paddle_gated_ops

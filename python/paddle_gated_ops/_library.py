@@ -28,8 +28,12 @@ def _find():
 
 def build_info():
     """What setup.py wrote of the build, beside the library (dict)."""
-    with open(os.path.splitext(_find())[0] + ".json", encoding="utf-8") as file:
-        return json.load(file)
+    path = os.path.splitext(_find())[0] + ".json"
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError as error:
+        raise ImportError(f"{path} is missing, which every build writes: build paddle_gated_ops again.", name=_NAME) from error
 
 
 def _check_paddle(paddle, path):
