@@ -1,41 +1,73 @@
-"""Times the ops beside a copy of as many bytes, Paddle's own functions and other libraries: python tools/bench.py --help"""
+"""Times the ops beside a copy of as many bytes, Paddle's own functions and other libraries' versions: a table on screen,
+JSON and a picture in files.
+
+Every version's outputs are compared with float64 before it is timed. Buffers rotate, so that no cache holds the next call's.
+Times are medians: of calls on a CPU, in turns with the copies; of CUDA graphs of many launches on a GPU.
+"""
 
 import argparse
 import os
 import sys
 
+from bench import cases, records
+from bench.peers import PEERS
+
 
 def parse_arguments():
-    from bench.cases import OPS
+    parser = argparse.ArgumentParser(
+        prog="tools/bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="default: %(default)s")
+    parser.add_argument(
+        "--ops", nargs="+", choices=cases.OPS, default=list(cases.OPS), metavar="OP", help=f"of {', '.join(cases.OPS)}"
+    )
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        choices=["table", "sweep", "quick"],
+        default=["table"],
+        help="sizes that people run; from 8 rows to 2^20; a few small ones (default: table)",
+    )
+    parser.add_argument("--rows", nargs="+", type=int, help="of these sizes, those with as many rows")
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        choices=["paddle", *PEERS],
+        default=["paddle", *PEERS],
+        help="whom else to time (default: all that are installed)",
+    )
+    parser.add_argument(
+        "--peer-python",
+        default=sys.executable,
+        metavar="COMMAND",
+        help="the Python that has PyTorch and the libraries upon it, 'env NAME=value python3' say (default: this one)",
+    )
+    parser.add_argument("--calls", action="store_true", help="also what an eager call on tiny tensors costs the host")
+    parser.add_argument("--seconds", type=float, default=0.5, help="how long a CPU version is timed (default: %(default)s)")
+    parser.add_argument("--rotate", type=float, help="MiB that the buffers move together, at least (default: 256, GPU 600)")
+    parser.add_argument("--out", metavar="FILE", help="JSON; the picture goes beside it (default: build/bench/DEVICE.json)")
+    parser.add_argument("--add", action="store_true", help="keep what FILE has of other cases, measured at the same source")
+    parser.add_argument("--commit", help="of the source, where git does not know it")
+    arguments = parser.parse_args()
+    arguments.out = arguments.out or str(records.ROOT / "build" / "bench" / f"{arguments.device}.json")
+    arguments.rotate = int(2**20 * (arguments.rotate or (600 if arguments.device == "gpu" else 256)))
+    return arguments
 
-    parser = argparse.ArgumentParser(prog="tools/bench.py", description=__doc__)
-    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
-    parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS), metavar="OP", help=f"of {', '.join(OPS)}")
-    parser.add_argument("--rows", nargs="+", type=int, help="these numbers of rows alone, of the chosen sizes")
-    parser.add_argument("--sizes", choices=["table", "sweep", "quick"], default="table")
-    parser.add_argument("--peers", nargs="*", choices=["paddle"], default=["paddle"], help="whom else to time")
-    parser.add_argument("--seconds", type=float, default=0.5, help="how long each version is timed (default: %(default)s)")
-    parser.add_argument("--rotate", type=float, default=256, help="MiB that the buffers move together, at least")
-    return parser.parse_args()
+
+def chosen_cases(arguments):
+    tables = {"table": cases.table, "sweep": cases.sweep, "quick": cases.quick}
+    found = [case for size in arguments.sizes for op in arguments.ops for case in tables[size](op, arguments.device)]
+    return list(dict.fromkeys(case for case in found if not arguments.rows or case.rows in arguments.rows))
 
 
 def main():
     arguments = parse_arguments()
+    # Importing Paddle sets this to 1 where it is unset, and the CPU kernels follow it.
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
-    from bench import cases, cpu
+    from bench import session
 
-    import paddle_gated_ops
-
-    choose = {"table": cases.table, "sweep": cases.sweep, "quick": lambda op, device: cases.quick(op)}[arguments.sizes]
-    chosen = [case for op in arguments.ops for case in choose(op, arguments.device)]
-    if arguments.rows:
-        chosen = [case for case in chosen if case.rows in arguments.rows]
-    threads, rotate = paddle_gated_ops.get_num_threads(), int(arguments.rotate * 2**20)
-    for case in chosen:
-        for r in cpu.run(case, threads, arguments.seconds, rotate, arguments.peers):
-            line = r.get("skipped") or f"{r['us']:10.1f} us {r['bytes'] / r['us'] / 1e3:7.2f} GB/s {r.get('of_copy', 1):7.1%}"
-            print(f"{str(case):40} {r['provider']:32} {'fresh' if r.get('fresh_outputs') else 'given':6} {line}", flush=True)
+    sys.exit(session.run(arguments, chosen_cases(arguments)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,6 +2,9 @@
 //
 // Buffers rotate over more than 512 MB, so that the L2 cache holds nothing of the next launch; each figure is the median
 // of replays of a CUDA graph of launches. Before any timing the kernels' results are compared with the CPU kernels'.
+//
+// With the argument "cases" (tools/bench.py) it reads sizes from stdin, one a line: "swiglu ROWS COLUMNS OFFSET" or
+// "norm ROWS 128 Z_STRIDE", with the arguments of BenchSwiglu and BenchNorm.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -9,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <string>
 #include <vector>
 
@@ -263,7 +267,7 @@ void BenchNorm(int64_t rows, int64_t z_stride = kNormSize) {
 
 int main(int argc, char** argv) {
   const std::string which = argc > 1 ? argv[1] : "all";
-  if (which == "all") {
+  if (which == "all" || which == "cases") {
     cudaDeviceProp properties;
     CHECK(cudaGetDeviceProperties(&properties, 0));
     std::printf("{\"gpu\": \"%s\", \"sm\": %d%d, \"multiprocessors\": %d, \"cuda\": %d, \"max_chunks\": %d}\n",
@@ -271,6 +275,13 @@ int main(int argc, char** argv) {
                 kMaxChunks);
     const double us = Time(1, 1, [](int, cudaStream_t stream) { Empty<<<1, 32, 0, stream>>>(); });
     Report("empty kernel", 0, 0, 0, us, us);
+  }
+  if (which == "cases") {
+    std::string kind;
+    for (int64_t rows, columns, layout; std::cin >> kind >> rows >> columns >> layout;) {
+      kind == "swiglu" ? BenchSwiglu(rows, columns, layout) : BenchNorm(rows, layout);
+    }
+    return 0;
   }
   if (which != "norm") {
     for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{8, 2048},

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and runs tools/bench_kernels.cu on the GPU at hand: bash tools/bench_kernels.sh [all|swiglu|norm] [nvcc flags ...]
+# Builds and runs tools/bench_kernels.cu on the GPU at hand: bash tools/bench_kernels.sh [all|swiglu|norm|cases] [nvcc flags ...]
 # One JSON line a size; "of_copy" is the share of the rate of a copy of as many bytes, measured in the same run.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -5,14 +5,22 @@ functions); that of the norm is the formula (23 % quicker there than Paddle's gr
 """
 
 import paddle
+import paddle.incubate.nn.functional as incubate
 import paddle.nn.functional as F
 
 from .cases import CLAMP_VALUE
 
 try:
-    from paddle.nn.functional import swiglu  # from 3.3 on
+    from paddle.nn.functional import swiglu  # from 3.3 on; before in paddle.incubate, which 3.3 warns of
 except ImportError:
-    from paddle.incubate.nn.functional import swiglu
+    swiglu = getattr(incubate, "swiglu", None)
+
+
+def _swiglu(x, y=None):
+    if swiglu is not None:
+        return swiglu(x, y)
+    gate, up = x.chunk(2, axis=-1) if y is None else (x, y)  # Paddle 2.6 has none
+    return F.silu(gate) * up
 
 
 def _trainable(tensor):
@@ -23,7 +31,7 @@ def _trainable(tensor):
 
 def _swiglu_weighted_bwd(o1, do2_s, unzipped_probs, halves=lambda o1: (o1, None)):
     o1, probs = _trainable(o1), _trainable(unzipped_probs)
-    o2_s = swiglu(*halves(o1)) * probs.unsqueeze(-1).astype(o1.dtype)
+    o2_s = _swiglu(*halves(o1)) * probs.unsqueeze(-1).astype(o1.dtype)
     do1, probs_grad = paddle.grad(o2_s, [o1, probs], do2_s)
     return do1, probs_grad, o2_s.detach()
 
@@ -38,7 +46,7 @@ def _swiglu_weighted_clamp_bwd(o1, do2_s, unzipped_probs):
 
 
 def _swiglu_weighted(o1, unzipped_probs):
-    return (swiglu(o1) * unzipped_probs.unsqueeze(-1).astype(o1.dtype),)
+    return (_swiglu(o1) * unzipped_probs.unsqueeze(-1).astype(o1.dtype),)
 
 
 def _rmsnorm_silu_gate_bwd(grad_out, x, z, weight, eps=1e-6):

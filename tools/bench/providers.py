@@ -5,8 +5,8 @@ from typing import Callable, NamedTuple
 import paddle.incubate.nn.functional as paddle_functional
 from paddle_gated_ops.incubate.nn import functional as F
 
-from . import oracle
-from .buffers import Set
+from . import oracle, records
+from .buffers import Set, array_of
 from .cases import CLAMP_VALUE
 from .composition import FUNCTIONS as COMPOSITIONS
 from .composition import with_casts
@@ -42,13 +42,18 @@ class Provider(NamedTuple):
     fresh: bool
     assert_outputs: Callable
 
-    def checked(self, case, arrays):
-        """None, or why it is not to be timed: what is wrong with its outputs."""
-        try:
-            oracle.check(case, arrays, self.sets[0], self.call, self.assert_outputs)
-        except (AssertionError, RuntimeError) as error:
-            return f"{type(error).__name__}: {error}"
-        return None
+    def check(self, case, arrays):
+        """AssertionError where the first set's outputs are wrong."""
+
+        def call(rows):
+            return [array_of(output) for output in self.call(self.sets[0].rows(rows))]
+
+        oracle.check(case, arrays, call, self.assert_outputs)
+
+    def timed_call(self):
+        """A function of i, the number of the call."""
+        call, sets = self.call, self.sets
+        return lambda i: call(sets[i % len(sets)])
 
 
 def _calling(function, with_outputs=False):
@@ -57,6 +62,18 @@ def _calling(function, with_outputs=False):
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
     return call
+
+
+def right_ones(found, case, arrays):
+    """Those of other people's versions that are right, and records of why the others are left out."""
+    right, left_out = [], []
+    for provider in found:
+        try:
+            provider.check(case, arrays)
+            right.append(provider)
+        except (AssertionError, RuntimeError) as error:
+            left_out.append(records.skipped(case, provider.name, f"{type(error).__name__}: {error}"))
+    return right, left_out
 
 
 def ours(op, sets):

@@ -1,0 +1,114 @@
+"""One peer, in its own process: python -m bench.peers PEER, a job in JSON on stdin, answers in JSON lines on stdout.
+
+The job has device, threads, seconds, rotate and cases. The first answer has name, versions,
+device and bytes_of_element (null: the op's), or skipped; then comes one answer a case, in order, with us or skipped.
+"""
+
+import importlib
+import importlib.metadata
+import json
+import os
+import statistics
+import sys
+
+import numpy as np
+import torch
+
+from .. import cuda_graph, oracle
+from ..arrays import cut, make_inputs
+from ..cases import Case
+from ..timing import time_calls
+
+
+def _tensor(array, device):
+    if array.dtype == np.uint16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(array).to(device)
+
+
+def _array(tensor):
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def _time_on_gpu(call, count, case_bytes):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call(0)
+    torch.cuda.synchronize()
+    graph, kept = torch.cuda.CUDAGraph(), [None] * count
+    launches = cuda_graph.launches(count, case_bytes)
+    with torch.cuda.graph(graph, stream=stream):
+        for i in range(launches):
+            kept[i % count] = call(i)  # alive until its turn comes again: the outputs rotate too
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def replay():
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e3
+
+    return cuda_graph.median_us(replay, launches)
+
+
+def _time(peer, function, case, job):
+    """The median time of a call in microseconds, after the check of its outputs."""
+    count = case.sets(job["rotate"])
+    device = "cuda" if job["device"] == "gpu" else "cpu"
+    arrays, inputs = make_inputs(case, count, lambda array: _tensor(array, device), getattr(peer, "PROBS", None))
+    prepare = getattr(peer, "prepare", lambda op, tensors: tensors)
+    inputs = [prepare(case.op, tensors) for tensors in inputs]
+
+    def checked_call(rows):
+        return [_array(output) for output in function(**cut(inputs[0], rows))]
+
+    oracle.check(case, arrays, checked_call, oracle.assert_close, getattr(peer, "OUTPUTS", None))
+
+    def call(i):
+        return function(**inputs[i % count])
+
+    if device == "cuda":
+        return _time_on_gpu(call, count, case.bytes)
+    return 1e6 * statistics.median(time_calls({"it": call}, job["seconds"])["it"])
+
+
+def main():
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not come between the answers
+
+    def answer(**content):
+        print(json.dumps(content), file=answers, flush=True)
+
+    job = json.load(sys.stdin)
+    torch.set_num_threads(job["threads"])
+    try:
+        peer = importlib.import_module(f"bench.peers.{sys.argv[1]}")
+        functions = peer.functions(job["device"])
+        if job["device"] == "gpu" and not torch.cuda.is_available():
+            raise ImportError("this PyTorch sees no GPU")
+    except ImportError as error:
+        return answer(skipped=str(error))
+    answer(
+        name=peer.NAME,
+        versions={name: importlib.metadata.version(name) for name in peer.PACKAGES},
+        device=job["device"],
+        bytes_of_element=getattr(peer, "BYTES", None),
+    )
+    for fields in job["cases"]:
+        case = Case(*fields)
+        try:
+            if case.op not in functions:
+                raise NotImplementedError("it has no such op")
+            with torch.no_grad():
+                answer(us=_time(peer, functions[case.op], case, job))
+        except Exception as error:
+            answer(skipped=f"{type(error).__name__}: {error}")
+        torch._dynamo.reset()  # each case gets code of its own
+        if job["device"] == "gpu":
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""flash-linear-attention's rms_norm_gated: its Triton kernels, without autograd round them."""
+
+import importlib
+
+import torch
+
+NAME = "FLA rms_norm_gated"
+PACKAGES = ("fla-core", "torch", "triton")
+
+
+def functions(device):
+    if device != "gpu":
+        raise ImportError("its kernels are for GPUs")
+    from fla.modules import FusedRMSNormGated
+
+    kernels = importlib.import_module(FusedRMSNormGated.__module__)  # whose place moves between releases
+
+    def backward(grad_out, x, z, weight, rstd):
+        # Its kernels read dense rows; its public function copies others first, as here.
+        z = z.contiguous()
+        return kernels.layer_norm_gated_bwd(grad_out, x, z, weight, None, rstd=rstd, is_rms_norm=True)[:3]
+
+    def forward(x, z, weight):
+        return (kernels.layer_norm_gated_fwd(x, z.contiguous(), weight, None, eps=1e-6, is_rms_norm=True)[0],)
+
+    return {"rmsnorm_silu_gate_bwd": backward, "rmsnorm_silu_gate": forward}
+
+
+def prepare(op, inputs):
+    """With rstd, which its forward leaves for its backward."""
+    if op == "rmsnorm_silu_gate":
+        return inputs
+    return {**inputs, "rstd": torch.rsqrt(inputs["x"].float().square().mean(-1) + 1e-6)}

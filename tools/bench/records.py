@@ -1,0 +1,118 @@
+"""Records of what was measured, the file that holds them, and the table on screen.
+
+A record is a dict: the case's op, rows, columns and layout; provider; and either skipped (str: why) or us (the median time
+of a call in microseconds), bytes (the least it has to move), GB/s, copy_us (a copy of as many bytes, in the same run) and
+of_copy (that over us). On a CPU fresh_outputs says whether the call allocates its outputs, and what the copy copies into.
+"""
+
+import datetime
+import json
+import platform
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_KEY = ("op", "rows", "columns", "layout", "provider", "fresh_outputs")
+
+
+def timed(case, provider, us, copy_us=None, **more):
+    """The record of a time. copy_us is None of a copy itself; more may replace the case's bytes."""
+    us = round(us, 3)
+    record = {**case._asdict(), "provider": provider, "bytes": case.bytes, **more, "us": us}
+    record["GB/s"] = round(record["bytes"] / us / 1e3, 2)
+    if copy_us is not None:
+        copy_us = round(copy_us * record["bytes"] / case.bytes, 3)
+        record.update(copy_us=copy_us, of_copy=round(copy_us / us, 4))
+    return record
+
+
+def without_traffic(op, rows, columns, provider, us):
+    """The record of a launch or of a call, whose time is no matter of bytes."""
+    return {"op": op, "rows": rows, "columns": columns, "layout": "contiguous", "provider": provider, "us": round(us, 3)}
+
+
+def skipped(case, provider, reason):
+    """The record of what could not be timed."""
+    return {**case._asdict(), "provider": provider, "skipped": " ".join(str(reason).split())[:300]}
+
+
+def copies_of(records):
+    """{(op, rows, columns, layout, fresh_outputs): us} of the copies among the records."""
+    return {tuple(r.get(k) for k in (*_KEY[:4], "fresh_outputs")): r["us"] for r in records if r["provider"] == "copy"}
+
+
+def _commit():
+    def git(*words):
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "ops", "python", "setup.py", "tools/bench")
+        return git("rev-parse", "HEAD") + (" with changes" if changed else "")
+    except OSError:
+        return ""
+
+
+def _cpu():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {len(names) or '?'} cores"
+
+
+def header(device, threads, versions, commit=None, **more):
+    """What the records of a file have in common."""
+    return {
+        "tool": "tools/bench.py",
+        "commit": commit or _commit() or "unknown",
+        "date": datetime.date.today().isoformat(),
+        "device": device,
+        "cpu": _cpu(),
+        "cpu_threads": threads,
+        "versions": {"Python": platform.python_version(), **versions},
+        **more,
+    }
+
+
+def load(path):
+    """The header and the list of records."""
+    content = json.loads(Path(path).read_text())
+    return content["header"], content["records"]
+
+
+def save(path, head, found, add=False):
+    """Writes {"header", "records"}, a record a line.
+
+    With ``add`` the file's own records of other cases and providers are kept.
+
+    Raises:
+        ValueError: they were measured on another machine or at another source.
+    """
+    if add and Path(path).exists():
+        old_head, old = load(path)
+        for key in ("commit", "device", "cpu", "cpu_threads", "gpu"):
+            if old_head.get(key) != head.get(key):
+                raise ValueError(f"{path} has another {key}: {old_head.get(key)}, not {head.get(key)}")
+        head = {**old_head, **head, "versions": {**old_head["versions"], **head["versions"]}}
+        merged = {tuple(record.get(key) for key in _KEY): record for record in [*old, *found]}
+        found = list(merged.values())
+    lines = ",\n".join(json.dumps(record) for record in found)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(f'{{"header": {json.dumps(head, indent=1)},\n"records": [\n{lines}\n]}}\n')
+
+
+def table(records):
+    """The records as aligned text."""
+    rows = [("op", "rows x columns", "version", "outputs", "time", "rate", "of copy")]
+    for r in records:
+        layout = "" if r["layout"] == "contiguous" else f" {r['layout']}"
+        outputs = {True: "new", False: "given"}.get(r.get("fresh_outputs"), "")
+        if "skipped" in r:
+            numbers = (f"skipped: {r['skipped']}", "", "")
+        else:
+            share = f"{r['of_copy']:.0%}" if "of_copy" in r else ""
+            numbers = (f"{r['us']:.1f} us", f"{r['GB/s']:.1f} GB/s" if "GB/s" in r else "", share)
+        rows.append((r["op"], f"{r['rows']} x {r['columns']}{layout}", r["provider"], outputs, *numbers))
+    widths = [max(len(row[k]) for row in rows if not row[4].startswith("skipped")) for k in range(7)]
+    return "\n".join("  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows)

@@ -1,0 +1,55 @@
+"""A run of the tool: all cases on one device, the library's own process first, then the peers', one at a time."""
+
+import sys
+
+import paddle
+import paddle_gated_ops
+from tqdm import tqdm
+
+from . import calls, cpu, gpu, peer_process, plots, records
+from .peers import PEERS
+
+
+def _versions():
+    import numpy
+
+    return {"paddle": paddle.__version__, "paddle_gated_ops": paddle_gated_ops.__version__, "numpy": numpy.__version__}
+
+
+def run(arguments, cases):
+    """Measures, and writes the table, the JSON and the picture. Returns the exit status."""
+    threads = paddle_gated_ops.get_num_threads()
+    versions, more = _versions(), {}
+    peers = [peer for peer in PEERS if peer in arguments.peers]
+    found, left_out = [], {}
+    # In a log file, where a bar cannot be redrawn, every redraw is a line.
+    redraw = 0.1 if sys.stderr.isatty() else 10
+    with tqdm(total=len(cases) * (1 + len(peers)) + arguments.calls, unit=" cases", mininterval=redraw) as progress:
+        if arguments.device == "gpu":
+            device, of_cases = gpu.run(cases, arguments.rotate, arguments.peers, progress.update)
+            more.update(device)
+            found += of_cases
+        else:
+            for case in cases:
+                progress.set_postfix_str(str(case), refresh=False)
+                found += cpu.run(case, threads, arguments.seconds, arguments.rotate, arguments.peers)
+                progress.update()
+        job = {"device": arguments.device, "threads": threads, "seconds": arguments.seconds, "rotate": arguments.rotate}
+        copies = records.copies_of(found)
+        for peer in peers:
+            progress.set_postfix_str(peer, refresh=False)
+            packages, of_peer, reason = peer_process.run(peer, arguments.peer_python, cases, job, copies, progress.update)
+            versions.update(packages)
+            found += of_peer
+            if reason:
+                left_out[peer] = " ".join(reason.split())
+                progress.update(len(cases))
+        if arguments.calls:
+            found += calls.run(arguments.device)
+            progress.update()
+    print(records.table(found), *(f"{peer} is left out: {reason}" for peer, reason in left_out.items()), sep="\n")
+    head = records.header(arguments.device, threads, versions, arguments.commit, **more)
+    records.save(arguments.out, head, found, add=arguments.add)
+    picture = plots.draw(arguments.out)
+    print(f"\n{arguments.out}\n{picture or 'No picture: fewer than two sizes.'}")
+    return 0
