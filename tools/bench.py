@@ -37,6 +37,9 @@ def parse_arguments():
         help="whom else to time (default: all that are installed)",
     )
     parser.add_argument(
+        "--peer-ops", nargs="+", choices=cases.OPS, metavar="OP", help="of the ops, those that the peers are timed with"
+    )
+    parser.add_argument(
         "--peer-python",
         default=sys.executable,
         metavar="COMMAND",
@@ -48,6 +51,7 @@ def parse_arguments():
     parser.add_argument("--out", metavar="FILE", help="JSON; the picture goes beside it (default: build/bench/DEVICE.json)")
     parser.add_argument("--add", action="store_true", help="keep what FILE has of other cases, measured at the same source")
     parser.add_argument("--commit", help="of the source, where git does not know it")
+    parser.add_argument("--draw", metavar="FILE", help="measure nothing; draw the picture of this JSON")
     arguments = parser.parse_args()
     arguments.out = arguments.out or str(records.ROOT / "build" / "bench" / f"{arguments.device}.json")
     arguments.rotate = int(2**20 * (arguments.rotate or (600 if arguments.device == "gpu" else 256)))
@@ -62,11 +66,15 @@ def chosen_cases(arguments):
 
 def main():
     arguments = parse_arguments()
+    if arguments.draw:
+        from bench import plots
+
+        return print(plots.draw(arguments.draw))
     # Importing Paddle sets this to 1 where it is unset, and the CPU kernels follow it.
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     from bench import session
 
-    sys.exit(session.run(arguments, chosen_cases(arguments)))
+    session.run(arguments, chosen_cases(arguments))
 
 
 if __name__ == "__main__":

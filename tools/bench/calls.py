@@ -47,7 +47,7 @@ def _median_us(function, synchronize):
 
 def run(device):
     """A record a function."""
-    place = "cpu" if device == "cpu" else paddle.device.get_device()
+    place = paddle.device.get_device()
     synchronize = (lambda: None) if device == "cpu" else paddle.device.synchronize
     return [
         records.without_traffic("eager call", ROWS, NORM_SIZE, name, _median_us(function, synchronize))

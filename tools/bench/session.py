@@ -6,7 +6,7 @@ import paddle
 import paddle_gated_ops
 from tqdm import tqdm
 
-from . import calls, cpu, gpu, peer_process, plots, records
+from . import calls, cpu, gpu, peer_process, records
 from .peers import PEERS
 
 
@@ -17,14 +17,22 @@ def _versions():
 
 
 def run(arguments, cases):
-    """Measures, and writes the table, the JSON and the picture. Returns the exit status."""
+    """Measures, and writes the table, the JSON and the picture.
+
+    Raises:
+        ValueError: this Paddle has no such device; or the file that is added to is of another machine or source.
+        AssertionError, RuntimeError: a result of this library is wrong, or its kernels could not be timed.
+    """
+    paddle.set_device(arguments.device)
     threads = paddle_gated_ops.get_num_threads()
     versions, more = _versions(), {}
     peers = [peer for peer in PEERS if peer in arguments.peers]
+    peer_cases = [case for case in cases if not arguments.peer_ops or case.op in arguments.peer_ops]
     found, left_out = [], {}
     # In a log file, where a bar cannot be redrawn, every redraw is a line.
     redraw = 0.1 if sys.stderr.isatty() else 10
-    with tqdm(total=len(cases) * (1 + len(peers)) + arguments.calls, unit=" cases", mininterval=redraw) as progress:
+    total = len(cases) + len(peer_cases) * len(peers) + arguments.calls
+    with tqdm(total=total, unit=" cases", mininterval=redraw) as progress:
         if arguments.device == "gpu":
             device, of_cases = gpu.run(cases, arguments.rotate, arguments.peers, progress.update)
             more.update(device)
@@ -38,18 +46,22 @@ def run(arguments, cases):
         copies = records.copies_of(found)
         for peer in peers:
             progress.set_postfix_str(peer, refresh=False)
-            packages, of_peer, reason = peer_process.run(peer, arguments.peer_python, cases, job, copies, progress.update)
+            packages, of_peer, reason = peer_process.run(peer, arguments.peer_python, peer_cases, job, copies, progress.update)
             versions.update(packages)
             found += of_peer
             if reason:
                 left_out[peer] = " ".join(reason.split())
-                progress.update(len(cases))
+                progress.update(len(peer_cases))
         if arguments.calls:
             found += calls.run(arguments.device)
             progress.update()
     print(records.table(found), *(f"{peer} is left out: {reason}" for peer, reason in left_out.items()), sep="\n")
     head = records.header(arguments.device, threads, versions, arguments.commit, **more)
     records.save(arguments.out, head, found, add=arguments.add)
-    picture = plots.draw(arguments.out)
-    print(f"\n{arguments.out}\n{picture or 'No picture: fewer than two sizes.'}")
-    return 0
+    try:
+        from . import plots
+
+        picture = plots.draw(arguments.out) or "No picture: there are fewer than two sizes of a width."
+    except ImportError as error:
+        picture = f"No picture ({error}); --draw makes it elsewhere."
+    print(f"\n{arguments.out}\n{picture}")

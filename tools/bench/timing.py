@@ -3,7 +3,7 @@
 import time
 
 
-def time_calls(calls, seconds, at_least=5):
+def time_calls(calls, seconds, at_least=3):
     """The times of calls that take turns, so that what else the machine does meets all of them.
 
     Args:
