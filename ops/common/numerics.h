@@ -41,13 +41,14 @@ GATED_OPS_INLINE uint32_t FloatToBits(float value) {
 
 GATED_OPS_INLINE float Bf16ToFloat(Bf16 value) { return BitsToFloat(uint32_t(value) << 16); }
 
-// Round to nearest, ties to even. A NaN becomes the quiet NaN of its sign.
-GATED_OPS_INLINE Bf16 FloatToBf16(float value) {
+// Rounds to the upper 16 bits, to nearest, ties to even; the lower 16 bits are left over. Every NaN becomes the same one:
+// its own sign and payload depend on the order in which a compiler multiplies.
+GATED_OPS_INLINE uint32_t RoundToUpperHalf(float value) {
   const uint32_t bits = FloatToBits(value);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const uint32_t quiet_nan = (bits >> 16) | 0x7fffu;
-  return Bf16((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+  return value == value ? bits + (0x7fffu + ((bits >> 16) & 1u)) : 0x7fff0000u;
 }
+
+GATED_OPS_INLINE Bf16 FloatToBf16(float value) { return Bf16(RoundToUpperHalf(value) >> 16); }
 
 // One rounding from FP64. A detour through FP32's nearest value would round twice: 1 + 2^-8 + 2^-40 would become a
 // tie and then 1. So the step to FP32 rounds to odd, which no later rounding to fewer bits can tell from the value.
@@ -64,34 +65,34 @@ GATED_OPS_INLINE Bf16 DoubleToBf16(double value) {
 }
 
 #ifndef __CUDA_ARCH__
-// exp(x) within 2 ulp: Cody-Waite reduction to |r| <= ln(2)/2, where a polynomial of degree 6 errs by 2^-27.
-// 0 below the normal numbers, Inf past FP32's range, NaN for NaN. Branch-free, so that compilers vectorize it.
-GATED_OPS_INLINE float Exp(float x) {
-  const float kLog2E = 1.44269504f;
-  const float kLn2Hi = 0.693359375f;        // 10 bits: n * kLn2Hi is exact
-  const float kLn2Lo = -2.12194440e-4f;
-  const float kRound = 12582912.0f;         // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  float clamped = x > 89.0f ? 89.0f : x;    // exp(89) is past FP32's range already
-  clamped = clamped < -87.5f ? -87.5f : clamped;
-  const float shifted = clamped * kLog2E + kRound;
-  const float n = shifted - kRound;
-  const float r = (clamped - n * kLn2Hi) - n * kLn2Lo;
-  float q = 1.37502572e-3f;  // (exp(r) - 1 - r) / r^2, minimax
-  q = q * r + 8.37251078e-3f;
-  q = q * r + 4.16699462e-2f;
-  q = q * r + 1.66664839e-1f;
-  q = q * r + 4.99999851e-1f;
-  const float p = ((q * r) * r + r) + 1.0f;
-  // 2^n in two factors, as n reaches 128, whose power has no FP32 number of its own. NaN: p is NaN whatever the factors.
-  const int32_t power = int32_t(FloatToBits(shifted) - FloatToBits(kRound));
-  const int32_t half = power >> 1;
-  const float scale_a = BitsToFloat(uint32_t(half + 127) << 23);
-  const float scale_b = BitsToFloat(uint32_t(power - half + 127) << 23);
-  return (p * scale_a) * scale_b;
+// exp(-x), 2^-126 at least and Inf from x = -88.73 on; for a NaN some number. Within 2 ulp where x is a BF16 number, and within
+// 2^-24 * |x| more elsewhere. Branch-free and without conversions, so that compilers vectorize it.
+//
+// exp(-x) = 2^(n + f) with an integer n and |f| <= 1/2; a polynomial of degree 5 errs by 2^-23.4 for 2^f.
+GATED_OPS_INLINE float ExpOfNegative(float x) {
+  const float kMinusLog2E = -1.44268799f;  // 16 bits: exact times a BF16 number
+  const float kRest = 4.88759e-6f;         // log2(e) = 1.44268799 * (1 + kRest), to 9 digits
+  const float kRound = 12582912.0f;        // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  // Clamped to [-126, 128 / (1 + kRest)], where f is 0. As bits, positive floats are ordered as signed integers, negative ones
+  // by magnitude as unsigned integers: a minimum each, where a comparison of floats would have to respect NaN.
+  const uint32_t kUpper = 0x42ffffaeu, kLower = 0xc2fc0000u;
+  int32_t bits = int32_t(FloatToBits(x * kMinusLog2E));
+  bits = bits < int32_t(kUpper) ? bits : int32_t(kUpper);
+  const float t = BitsToFloat(uint32_t(bits) < kLower ? uint32_t(bits) : kLower);
+  const float shifted = t + kRound;
+  const float f = (t - (shifted - kRound)) + t * kRest;
+  float p = 1.32647272e-3f;
+  p = p * f + 9.67151269e-3f;
+  p = p * f + 5.55073374e-2f;
+  p = p * f + 2.40222421e-1f;
+  p = p * f + 6.93146978e-1f;
+  p = p * f + 1.0f;
+  return BitsToFloat(FloatToBits(p) + (FloatToBits(shifted) << 23));  // n added to the exponent
 }
 #endif
 
-// 1 / (1 + exp(-x)). Never NaN for a number: exp overflows to Inf on the way and the quotient is then 0.
+// 1 / (1 + exp(-x)). Never NaN: exp overflows to Inf on the way and the quotient is then 0. The sigmoid of NaN is some number
+// on a CPU: whoever calls it multiplies by x.
 GATED_OPS_INLINE float Sigmoid(float x) {
 #ifdef __CUDA_ARCH__
   // One-step exp2 and reciprocal of the special function unit; their flush to zero only touches sigmoid < 2^-126.
@@ -100,7 +101,7 @@ GATED_OPS_INLINE float Sigmoid(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0f + exponential));
   return result;
 #else
-  return 1.0f / (1.0f + Exp(-x));
+  return 1.0f / (1.0f + ExpOfNegative(x));
 #endif
 }
 

@@ -13,78 +13,115 @@ namespace {
 using FwdParams = RmsNormSiluGateFwdParams;
 using BwdParams = RmsNormSiluGateBwdParams;
 
-// Sums over a row: 8 deep in 16 lanes, then a tree.
-constexpr int kLanes = 16;
-constexpr int kSteps = kNormSize / kLanes;
+static_assert(kNormSize == kPieceColumns, "a row is a piece");
 constexpr int64_t kForwardTaskRows = 256;
 
+GATED_OPS_INLINE float Sum(const float* terms) {
+  float lanes[kLanes];
+  LaneSums(terms, lanes);
+  return TreeSum(lanes);
+}
+
 // 1 / sqrt(mean(x^2) + eps) of a row.
-GATED_OPS_INLINE float ReciprocalStd(const float* x, float eps) {
-  float squares[kNormSize];
-  for (int i = 0; i < kNormSize; ++i) squares[i] = x[i] * x[i];
-  const float mean_square = TreeSum<kLanes, kSteps>(squares) * (1.0f / kNormSize);
-  return 1.0f / std::sqrt(mean_square + eps);
+GATED_OPS_INLINE float ReciprocalStd(const Bf16Pair* x, float eps) {
+  float squares[kPieceWords];
+  for (int i = 0; i < kPieceWords; ++i) {
+    const float first = FirstOf(x[i]), second = SecondOf(x[i]);
+    squares[i] = first * first + second * second;
+  }
+  return 1.0f / std::sqrt(Sum(squares) * (1.0f / kNormSize) + eps);
+}
+
+GATED_OPS_INLINE void Sigmoids(const Bf16Pair* gate, PieceFloats& sigmoids) {
+  for (int i = 0; i < kPieceWords; ++i) {
+    sigmoids[0][i] = Sigmoid(FirstOf(gate[i]));
+    sigmoids[1][i] = Sigmoid(SecondOf(gate[i]));
+  }
 }
 
 GATED_OPS_INLINE void ForwardRows(const FwdParams& p, int64_t begin, int64_t end) {
-  float weight[kNormSize];
-  LoadRow(p.weight, p.weight_stride, kNormSize, weight);
+  PieceBuffer weight_buffer, x_buffer, gate_buffer, output_buffer;
+  const Bf16Pair* weight = InputRow{p.weight, p.weight_stride}.Piece(0, kNormSize, weight_buffer);
   for (int64_t r = begin; r < end; ++r) {
     const RowIndex index = MakeRowIndex<false>(p.space, r);
-    const auto pointer = [&](const auto& view) { return RowPointer<false>(p.space, view, index); };
-    float x[kNormSize], gate[kNormSize], output[kNormSize];
-    LoadRow(pointer(p.x), p.x.column_stride, kNormSize, x);
-    LoadRow(pointer(p.gate), p.gate.column_stride, kNormSize, gate);
+    const Bf16Pair* x = MakeRow(p.space, p.x, index).Piece(0, kNormSize, x_buffer);
+    const Bf16Pair* gate = MakeRow(p.space, p.gate, index).Piece(0, kNormSize, gate_buffer);
+    const OutputRow output_row = MakeRow(p.space, p.output, index);
+    Bf16Pair* output = output_row.Piece(0, kNormSize, output_buffer);
     const float rstd = ReciprocalStd(x, p.eps);
-    for (int i = 0; i < kNormSize; ++i) output[i] = GatedNormForward(x[i] * rstd, gate[i], weight[i]);
-    StoreRow(output, kNormSize, pointer(p.output), p.output.column_stride);
+    PieceFloats s;
+    Sigmoids(gate, s);
+    GATED_OPS_INDEPENDENT
+    for (int i = 0; i < kPieceWords; ++i) {
+      const uint32_t n = x[i], g = gate[i], w = weight[i];
+      output[i] = PairOf(GatedNormForward(FirstOf(n) * rstd, FirstOf(g), FirstOf(w), s[0][i]),
+                         GatedNormForward(SecondOf(n) * rstd, SecondOf(g), SecondOf(w), s[1][i]));
+    }
+    output_row.Finish(0, kNormSize, output_buffer);
   }
 }
 
 // One row of the gradients; adds its share of the weight gradient to `weight_terms` where that is wanted.
 template <bool kWeightGrad>
-GATED_OPS_INLINE void Row(const BwdParams& p, const float* weight, int64_t r, float* weight_terms) {
+GATED_OPS_INLINE void Row(const BwdParams& p, const Bf16Pair* weight, int64_t r, PieceFloats& weight_terms) {
   const RowIndex index = MakeRowIndex<false>(p.space, r);
-  const auto pointer = [&](const auto& view) { return RowPointer<false>(p.space, view, index); };
-  float x[kNormSize], output_grad[kNormSize], gate[kNormSize];
-  LoadRow(pointer(p.x), p.x.column_stride, kNormSize, x);
-  LoadRow(pointer(p.output_grad), p.output_grad.column_stride, kNormSize, output_grad);
-  LoadRow(pointer(p.gate), p.gate.column_stride, kNormSize, gate);
+  PieceBuffer x_buffer, output_grad_buffer, gate_buffer, x_grad_buffer, gate_grad_buffer;
+  const Bf16Pair* x = MakeRow(p.space, p.x, index).Piece(0, kNormSize, x_buffer);
+  const Bf16Pair* output_grad = MakeRow(p.space, p.output_grad, index).Piece(0, kNormSize, output_grad_buffer);
+  const Bf16Pair* gate = MakeRow(p.space, p.gate, index).Piece(0, kNormSize, gate_buffer);
+  const OutputRow x_grad_row = MakeRow(p.space, p.x_grad, index), gate_grad_row = MakeRow(p.space, p.gate_grad, index);
+  Bf16Pair* x_grad = x_grad_row.Piece(0, kNormSize, x_grad_buffer);
+  Bf16Pair* gate_grad = gate_grad_row.Piece(0, kNormSize, gate_grad_buffer);
 
   const float rstd = ReciprocalStd(x, p.eps);
-  float n[kNormSize], weighted[kNormSize], projection[kNormSize], gate_grad[kNormSize];
-  for (int i = 0; i < kNormSize; ++i) {
-    n[i] = x[i] * rstd;
-    const GatedNormTerms terms = GatedNormBackward(output_grad[i], n[i], gate[i], weight[i]);
-    weighted[i] = terms.weighted;
-    projection[i] = terms.projection;
-    gate_grad[i] = terms.gate_grad;
-    if (kWeightGrad) weight_terms[i] += terms.weight_term;
+  PieceFloats s, n, weighted;  // n: x may be gone once gate_grad is written
+  Sigmoids(gate, s);
+  float projections[kPieceWords];
+  GATED_OPS_INDEPENDENT
+  for (int i = 0; i < kPieceWords; ++i) {
+    const uint32_t d = output_grad[i], g = gate[i], w = weight[i];
+    n[0][i] = FirstOf(x[i]) * rstd;
+    n[1][i] = SecondOf(x[i]) * rstd;
+    const GatedNormTerms first = GatedNormBackward(FirstOf(d), n[0][i], FirstOf(g), FirstOf(w), s[0][i]);
+    const GatedNormTerms second = GatedNormBackward(SecondOf(d), n[1][i], SecondOf(g), SecondOf(w), s[1][i]);
+    gate_grad[i] = PairOf(first.gate_grad, second.gate_grad);
+    weighted[0][i] = first.weighted;
+    weighted[1][i] = second.weighted;
+    projections[i] = first.projection + second.projection;
+    if (kWeightGrad) {
+      weight_terms[0][i] += first.weight_term;
+      weight_terms[1][i] += second.weight_term;
+    }
   }
-  if (p.x_grad.data != nullptr) {
-    const float mean_projection = TreeSum<kLanes, kSteps>(projection) * (1.0f / kNormSize);
-    float x_grad[kNormSize];
-    for (int i = 0; i < kNormSize; ++i) x_grad[i] = GatedNormInputGrad(weighted[i], n[i], mean_projection, rstd);
-    StoreRow(x_grad, kNormSize, pointer(p.x_grad), p.x_grad.column_stride);
+  const float mean_projection = Sum(projections) * (1.0f / kNormSize);
+  GATED_OPS_INDEPENDENT
+  for (int i = 0; i < kPieceWords; ++i) {
+    x_grad[i] = PairOf(GatedNormInputGrad(weighted[0][i], n[0][i], mean_projection, rstd),
+                       GatedNormInputGrad(weighted[1][i], n[1][i], mean_projection, rstd));
   }
-  if (p.gate_grad.data != nullptr) StoreRow(gate_grad, kNormSize, pointer(p.gate_grad), p.gate_grad.column_stride);
+  x_grad_row.Finish(0, kNormSize, x_grad_buffer);
+  gate_grad_row.Finish(0, kNormSize, gate_grad_buffer);
 }
 
 // The units [begin, end) of 16 rows: FP32 inside a unit, FP64 over the units.
 template <bool kWeightGrad>
 GATED_OPS_INLINE void Chunk(const BwdParams& p, int64_t begin, int64_t end, double* chunk_sums) {
-  float weight[kNormSize];
-  LoadRow(p.weight, p.weight_stride, kNormSize, weight);
-  double sums[kNormSize] = {};
+  PieceBuffer weight_buffer;
+  const Bf16Pair* weight = InputRow{p.weight, p.weight_stride}.Piece(0, kNormSize, weight_buffer);
+  double sums[2][kPieceWords] = {};
   for (int64_t unit = begin; unit < end; ++unit) {
-    float weight_terms[kNormSize] = {};
+    PieceFloats weight_terms = {};
     const int64_t last = std::min((unit + 1) * kUnitRows, p.space.rows);
     for (int64_t r = unit * kUnitRows; r < last; ++r) Row<kWeightGrad>(p, weight, r, weight_terms);
     if (kWeightGrad) {
-      for (int i = 0; i < kNormSize; ++i) sums[i] += double(weight_terms[i]);
+      for (int half = 0; half < 2; ++half) {
+        for (int i = 0; i < kPieceWords; ++i) sums[half][i] += double(weight_terms[half][i]);
+      }
     }
   }
-  if (kWeightGrad) std::copy(sums, sums + kNormSize, chunk_sums);
+  if (kWeightGrad) {
+    for (int column = 0; column < kNormSize; ++column) chunk_sums[column] = sums[column % 2][column / 2];
+  }
 }
 
 GATED_OPS_INLINE void AnyChunk(const BwdParams& p, int64_t begin, int64_t end, double* chunk_sums) {

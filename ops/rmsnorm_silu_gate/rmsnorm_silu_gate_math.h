@@ -5,10 +5,15 @@
 
 namespace paddle_gated_ops {
 
+// A loop that has the sigmoids of the gates at hand passes them as gate_sigmoid.
+//
 // n = x * rstd. The small factor (sigmoid) comes first and one factor follows at a time: sigmoid = 0 meets no Inf, which
 // n * weight may be.
+GATED_OPS_INLINE float GatedNormForward(float n, float gate, float weight, float gate_sigmoid) {
+  return ((gate_sigmoid * gate) * n) * weight;
+}
 GATED_OPS_INLINE float GatedNormForward(float n, float gate, float weight) {
-  return ((Sigmoid(gate) * gate) * n) * weight;
+  return GatedNormForward(n, gate, weight, Sigmoid(gate));
 }
 
 // What one element gives before its row's second sum is known.
@@ -19,8 +24,9 @@ struct GatedNormTerms {
   float weight_term;  // a * n: this row's share of d loss / d weight
 };
 
-GATED_OPS_INLINE GatedNormTerms GatedNormBackward(float output_grad, float n, float gate, float weight) {
-  const float s = Sigmoid(gate);
+GATED_OPS_INLINE GatedNormTerms GatedNormBackward(float output_grad, float n, float gate, float weight,
+                                                  float gate_sigmoid) {
+  const float s = gate_sigmoid;
   const float a = (s * gate) * output_grad;
   GatedNormTerms terms;
   terms.weighted = a * weight;
@@ -28,6 +34,9 @@ GATED_OPS_INLINE GatedNormTerms GatedNormBackward(float output_grad, float n, fl
   terms.gate_grad = ((SiluDerivative(gate, s) * output_grad) * n) * weight;
   terms.weight_term = a * n;
   return terms;
+}
+GATED_OPS_INLINE GatedNormTerms GatedNormBackward(float output_grad, float n, float gate, float weight) {
+  return GatedNormBackward(output_grad, n, gate, weight, Sigmoid(gate));
 }
 
 // d loss / d x. Never with rstd^3, which leaves FP32's range long before the result does.

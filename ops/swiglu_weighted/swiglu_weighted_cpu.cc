@@ -13,94 +13,88 @@ namespace {
 using FwdParams = SwigluWeightedFwdParams;
 using BwdParams = SwigluWeightedBwdParams;
 
-// A piece of a row. Its probs terms are summed 8 deep in 16 lanes, then by a tree; FP64 sums the pieces.
-constexpr int kLanes = 16;
-constexpr int kSteps = 8;
-constexpr int kPiece = kLanes * kSteps;
 constexpr int64_t kTaskBytes = int64_t(256) << 10;  // enough to hide the claim of a task, little enough to balance
 
-// A row of a view, piece by piece; a null row is not there.
-template <typename T>
-struct RowCursor {
-  T* row;
-  int64_t stride;
-
-  void Load(int64_t begin, int count, float* to) const { LoadRow(row + begin * stride, stride, count, to); }
-  void Store(int64_t begin, int count, const float* from) const {
-    if (row != nullptr) StoreRow(from, count, row + begin * stride, stride);
-  }
-};
-
-template <typename T>
-GATED_OPS_INLINE RowCursor<T> MakeCursor(const RowSpace& space, const RowView<T>& view, const RowIndex& index) {
-  return {view.data == nullptr ? nullptr : RowPointer<false>(space, view, index), view.column_stride};
-}
-
-// Calls piece(begin, count) over a row's columns. A constant count lets the compiler unroll; the tail's elements get the
-// same operations.
-template <typename PieceBody>
-GATED_OPS_INLINE void ForEachPiece(int64_t columns, const PieceBody& piece) {
-  int64_t begin = 0;
-  for (; begin + kPiece <= columns; begin += kPiece) piece(begin, kPiece);
-  if (begin < columns) piece(begin, int(columns - begin));
-}
-
 template <bool kClamp>
-GATED_OPS_INLINE void Rows(const FwdParams& p, int64_t first, int64_t last) {
-  for (int64_t r = first; r < last; ++r) {
-    const RowIndex index = MakeRowIndex<false>(p.space, r);
-    const auto gate_row = MakeCursor(p.space, p.gate, index), up_row = MakeCursor(p.space, p.up, index);
-    const auto output_row = MakeCursor(p.space, p.output, index);
-    const float prob = *RowPointer<false>(p.space, p.probs, index);
-    ForEachPiece(p.intermediate_size, [&](int64_t begin, int count) __attribute__((always_inline)) {
-      float gate[kPiece], up[kPiece], output[kPiece];
-      gate_row.Load(begin, count, gate);
-      up_row.Load(begin, count, up);
-      for (int i = 0; i < count; ++i) output[i] = SwigluWeightedForward<kClamp>(gate[i], up[i], prob, p.clamp);
-      output_row.Store(begin, count, output);
-    });
+GATED_OPS_INLINE void Sigmoids(const Bf16Pair* gate, float clamp, PieceFloats& sigmoids) {
+  for (int i = 0; i < kPieceWords; ++i) {
+    sigmoids[0][i] = Sigmoid(ClampGate<kClamp>(FirstOf(gate[i]), clamp));
+    sigmoids[1][i] = Sigmoid(ClampGate<kClamp>(SecondOf(gate[i]), clamp));
   }
 }
 
 template <bool kClamp>
-GATED_OPS_INLINE void Rows(const BwdParams& p, int64_t first, int64_t last) {
-  for (int64_t r = first; r < last; ++r) {
-    const RowIndex index = MakeRowIndex<false>(p.space, r);
-    const auto gate_row = MakeCursor(p.space, p.gate, index), up_row = MakeCursor(p.space, p.up, index),
-               output_grad_row = MakeCursor(p.space, p.output_grad, index);
-    const auto gate_grad_row = MakeCursor(p.space, p.gate_grad, index),
-               up_grad_row = MakeCursor(p.space, p.up_grad, index), output_row = MakeCursor(p.space, p.output, index);
-    const float prob = *RowPointer<false>(p.space, p.probs, index);
-    double probs_grad = 0.0;
-    ForEachPiece(p.intermediate_size, [&](int64_t begin, int count) __attribute__((always_inline)) {
-      float gate[kPiece], up[kPiece], output_grad[kPiece];
-      gate_row.Load(begin, count, gate);
-      up_row.Load(begin, count, up);
-      output_grad_row.Load(begin, count, output_grad);
-      float gate_grad[kPiece], up_grad[kPiece], output[kPiece], probs_terms[kPiece];
-      for (int i = 0; i < count; ++i) {
-        const SwigluWeightedGrads grads = SwigluWeightedBackward<kClamp>(gate[i], up[i], output_grad[i], prob, p.clamp);
-        gate_grad[i] = grads.gate_grad;
-        up_grad[i] = grads.up_grad;
-        output[i] = grads.output;
-        probs_terms[i] = grads.probs_term;
-      }
-      for (int i = count; i < kPiece; ++i) probs_terms[i] = 0.0f;
-      gate_grad_row.Store(begin, count, gate_grad);
-      up_grad_row.Store(begin, count, up_grad);
-      output_row.Store(begin, count, output);
-      probs_grad += TreeSum<kLanes, kSteps>(probs_terms);
-    });
-    if (p.probs_grad.data != nullptr) *RowPointer<false>(p.space, p.probs_grad, index) = float(probs_grad);
+GATED_OPS_INLINE void Row(const FwdParams& p, int64_t r) {
+  const RowIndex index = MakeRowIndex<false>(p.space, r);
+  const InputRow gate_row = MakeRow(p.space, p.gate, index), up_row = MakeRow(p.space, p.up, index);
+  const OutputRow output_row = MakeRow(p.space, p.output, index);
+  const float prob = *RowPointer<false>(p.space, p.probs, index), clamp = p.clamp;
+  for (int64_t begin = 0; begin < p.intermediate_size; begin += kPieceColumns) {
+    const int count = int(std::min<int64_t>(kPieceColumns, p.intermediate_size - begin));
+    PieceBuffer gate_buffer, up_buffer, output_buffer;
+    const Bf16Pair* gate = gate_row.Piece(begin, count, gate_buffer);
+    const Bf16Pair* up = up_row.Piece(begin, count, up_buffer);
+    Bf16Pair* output = output_row.Piece(begin, count, output_buffer);
+    PieceFloats s;
+    Sigmoids<kClamp>(gate, clamp, s);
+    GATED_OPS_INDEPENDENT
+    for (int i = 0; i < kPieceWords; ++i) {
+      const uint32_t g = gate[i], u = up[i];
+      output[i] = PairOf(SwigluWeightedForward<kClamp>(FirstOf(g), FirstOf(u), prob, clamp, s[0][i]),
+                         SwigluWeightedForward<kClamp>(SecondOf(g), SecondOf(u), prob, clamp, s[1][i]));
+    }
+    output_row.Finish(begin, count, output_buffer);
   }
+}
+
+template <bool kClamp>
+GATED_OPS_INLINE void Row(const BwdParams& p, int64_t r) {
+  const RowIndex index = MakeRowIndex<false>(p.space, r);
+  const InputRow gate_row = MakeRow(p.space, p.gate, index), up_row = MakeRow(p.space, p.up, index),
+                 output_grad_row = MakeRow(p.space, p.output_grad, index);
+  const OutputRow gate_grad_row = MakeRow(p.space, p.gate_grad, index), up_grad_row = MakeRow(p.space, p.up_grad, index),
+                  output_row = MakeRow(p.space, p.output, index);
+  const float prob = *RowPointer<false>(p.space, p.probs, index), clamp = p.clamp;
+  double probs_sums[kLanes] = {};  // FP64 over the pieces
+  for (int64_t begin = 0; begin < p.intermediate_size; begin += kPieceColumns) {
+    const int count = int(std::min<int64_t>(kPieceColumns, p.intermediate_size - begin));
+    PieceBuffer gate_buffer, up_buffer, output_grad_buffer, gate_grad_buffer, up_grad_buffer, output_buffer;
+    const Bf16Pair* gate = gate_row.Piece(begin, count, gate_buffer);
+    const Bf16Pair* up = up_row.Piece(begin, count, up_buffer);
+    const Bf16Pair* output_grad = output_grad_row.Piece(begin, count, output_grad_buffer);
+    Bf16Pair* gate_grad = gate_grad_row.Piece(begin, count, gate_grad_buffer);
+    Bf16Pair* up_grad = up_grad_row.Piece(begin, count, up_grad_buffer);
+    Bf16Pair* output = output_row.Piece(begin, count, output_buffer);
+    PieceFloats s;
+    Sigmoids<kClamp>(gate, clamp, s);
+    float probs_terms[kPieceWords];
+    GATED_OPS_INDEPENDENT
+    for (int i = 0; i < kPieceWords; ++i) {
+      const uint32_t g = gate[i], u = up[i], d = output_grad[i];
+      const auto first = SwigluWeightedBackward<kClamp>(FirstOf(g), FirstOf(u), FirstOf(d), prob, clamp, s[0][i]);
+      const auto second = SwigluWeightedBackward<kClamp>(SecondOf(g), SecondOf(u), SecondOf(d), prob, clamp, s[1][i]);
+      gate_grad[i] = PairOf(first.gate_grad, second.gate_grad);
+      up_grad[i] = PairOf(first.up_grad, second.up_grad);
+      output[i] = PairOf(first.output, second.output);
+      probs_terms[i] = first.probs_term + second.probs_term;
+    }
+    gate_grad_row.Finish(begin, count, gate_grad_buffer);
+    up_grad_row.Finish(begin, count, up_grad_buffer);
+    output_row.Finish(begin, count, output_buffer);
+    float lanes[kLanes];
+    LaneSums(probs_terms, lanes);
+    GATED_OPS_NO_UNROLL
+    for (int lane = 0; lane < kLanes; ++lane) probs_sums[lane] += double(lanes[lane]);
+  }
+  if (p.probs_grad.data != nullptr) *RowPointer<false>(p.space, p.probs_grad, index) = float(TreeSum(probs_sums));
 }
 
 template <typename Params>
 GATED_OPS_INLINE void AnyRows(const Params& p, int64_t first, int64_t last) {
   if (std::isinf(p.clamp)) {  // a form of its own: the clamp costs 7 to 12 %
-    Rows<false>(p, first, last);
+    for (int64_t r = first; r < last; ++r) Row<false>(p, r);
   } else {
-    Rows<true>(p, first, last);
+    for (int64_t r = first; r < last; ++r) Row<true>(p, r);
   }
 }
 

@@ -5,6 +5,8 @@
 
 namespace paddle_gated_ops {
 
+// A loop that has the sigmoids of the clamped gates at hand passes them as gate_sigmoid.
+//
 // The clamped form: gate to at most `clamp`, up to at most that in magnitude. NaN passes, as a comparison with it is false.
 template <bool kClamp>
 GATED_OPS_INLINE float ClampGate(float gate, float clamp) {
@@ -17,9 +19,12 @@ GATED_OPS_INLINE float ClampUp(float up, float clamp) {
 
 // The small factor first, then prob, then the rest: sigmoid = 0 meets no Inf, and prob = 0 makes an exact zero.
 template <bool kClamp>
+GATED_OPS_INLINE float SwigluWeightedForward(float gate, float up, float prob, float clamp, float gate_sigmoid) {
+  return ((gate_sigmoid * ClampGate<kClamp>(gate, clamp)) * prob) * ClampUp<kClamp>(up, clamp);
+}
+template <bool kClamp>
 GATED_OPS_INLINE float SwigluWeightedForward(float gate, float up, float prob, float clamp) {
-  const float g = ClampGate<kClamp>(gate, clamp);
-  return ((Sigmoid(g) * g) * prob) * ClampUp<kClamp>(up, clamp);
+  return SwigluWeightedForward<kClamp>(gate, up, prob, clamp, Sigmoid(ClampGate<kClamp>(gate, clamp)));
 }
 
 struct SwigluWeightedGrads {
@@ -31,9 +36,9 @@ struct SwigluWeightedGrads {
 
 template <bool kClamp>
 GATED_OPS_INLINE SwigluWeightedGrads SwigluWeightedBackward(float gate, float up, float output_grad, float prob,
-                                                            float clamp) {
+                                                            float clamp, float gate_sigmoid) {
   const float g = ClampGate<kClamp>(gate, clamp), u = ClampUp<kClamp>(up, clamp);
-  const float s = Sigmoid(g);
+  const float s = gate_sigmoid;
   const float silu = s * g;
   const float weighted_silu = silu * prob;
   const float gate_grad = ((SiluDerivative(g, s) * prob) * output_grad) * u;
@@ -45,6 +50,11 @@ GATED_OPS_INLINE SwigluWeightedGrads SwigluWeightedBackward(float gate, float up
   grads.output = weighted_silu * u;
   grads.probs_term = (silu * output_grad) * u;
   return grads;
+}
+template <bool kClamp>
+GATED_OPS_INLINE SwigluWeightedGrads SwigluWeightedBackward(float gate, float up, float output_grad, float prob,
+                                                            float clamp) {
+  return SwigluWeightedBackward<kClamp>(gate, up, output_grad, prob, clamp, Sigmoid(ClampGate<kClamp>(gate, clamp)));
 }
 
 }  // namespace paddle_gated_ops
