@@ -64,10 +64,14 @@ class BuildExtension(build_ext):
         # In 2.6 the flags must be a dict for Paddle to add its own.
         flags = PaddleExtension(sources=ext.sources, include_dirs=["ops"], extra_compile_args={"cxx": [], "nvcc": []})
 
-        include_dirs = [f"-I{folder}" for folder in flags.include_dirs + (nvcc.include_dirs if nvcc else [])]
+        # Other people's headers do not warn. For the system's own folders -isystem would upset gcc's order of them.
+        own = ("ops", "/usr/include", "/usr/local/include")
+        include_dirs = [("-I" if folder in own else "-isystem") + folder
+                        for folder in flags.include_dirs + (nvcc.include_dirs if nvcc else [])]
         macros = ["-DPADDLE_GATED_OPS_WITH_CUDA", "-DPADDLE_WITH_CUDA"] if nvcc else []
         env_flags = shlex.split(os.environ.get("CXXFLAGS", ""))  # before ours, which decide the numbers
-        compile_cxx = [*cxx, *env_flags, *flags.extra_compile_args["cxx"], "-D_GLIBCXX_USE_CXX11_ABI=1", *macros,
+        paddle_flags = [flag for flag in flags.extra_compile_args["cxx"] if flag != "-w"]
+        compile_cxx = [*cxx, *env_flags, *paddle_flags, "-D_GLIBCXX_USE_CXX11_ABI=1", *macros,
                        *CXX_FLAGS, *include_dirs]
         commands = {source: [*compile_cxx, "-c", source] for source in CXX_SOURCES}
         tools = [cxx_version, paddle.version.full_version, paddle.version.commit]
@@ -91,7 +95,7 @@ class BuildExtension(build_ext):
         self.info.write_text(json.dumps({
             "paddle_tag": VERSION_PY["paddle_tag"](paddle),
             "paddle": paddle.version.full_version,
-            "cxx": f"{shlex.join(cxx)} {cxx_version}",
+            "cxx": f"{Path(toolchain.host_compiler(cxx)).name} {cxx_version}",
             "nvcc": re.findall(r"release ([\d.]+)|$", nvcc.version)[0] if nvcc else None,
             "gpu_code": [flag.split(",code=")[1] for flag in gencode] if nvcc else [],
         }, indent=1) + "\n")

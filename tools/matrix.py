@@ -9,7 +9,8 @@ A cell is a Paddle, a Python, a setuptools, a pip and a way to install. The cell
 two axes stands in one of them, where it can exist. In each cell uv makes the environment, the way is gone from a fresh copy
 of the checkout, and ``paddle_gated_ops.run_check()`` runs from an empty folder. Cells without their Python, or without nvcc
 for a GPU Paddle, are reported as left out. Logs: build/matrix/. What uv downloads lies in UV_CACHE_DIR, else in a folder
-that goes with the run. Any Python 3.9 or newer runs this; uv comes from PyPI where it is missing.
+that goes with the run; where there is a ccache, it is used. Any Python 3.9 or newer runs this; uv comes from PyPI where it is
+missing.
 """
 import argparse
 import datetime
@@ -135,6 +136,8 @@ def run_cell(cell, uv, folder, log):
     env = {name: value for name, value in os.environ.items() if name not in dropped}
     # What is built in isolation gets the cell's setuptools too; PIP_CONSTRAINT does it for pip before 25.3.
     isolated = {} if "isolation" in cell["way"] else {"PIP_BUILD_CONSTRAINT": str(constraints)}
+    if shutil.which("ccache") and "CXX" not in env:  # the sources are the same in all cells, but for the headers' versions
+        env.update(CXX="ccache c++", CCACHE_BASEDIR=str(folder), CCACHE_NOHASHDIR="1")
     env.update(isolated, PIP_CONSTRAINT=str(constraints), UV_PYTHON_DOWNLOADS="never", OMP_NUM_THREADS=str(os.cpu_count()))
 
     def step(command, cwd=folder, **variables):

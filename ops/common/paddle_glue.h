@@ -407,7 +407,8 @@ void SetView(const Argument& argument, RowView<T>* view) {
 // Calls the launcher of the place; `tensor` is one of its tensors, which knows the current stream. The launchers are template
 // arguments, so that a CPU build refers to no CUDA launcher.
 template <auto kCpuLauncher, auto kCudaLauncher, typename Params>
-void Launch(const char* function, const Params& params, const phi::Place& place, const paddle::Tensor& tensor) {
+void Launch([[maybe_unused]] const char* function, const Params& params, [[maybe_unused]] const phi::Place& place,
+            [[maybe_unused]] const paddle::Tensor& tensor) {
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
   if (place.GetType() == phi::AllocationType::GPU) {
     CheckCuda(function, kCudaLauncher(params, place.GetDeviceId(), CurrentStream(tensor)));

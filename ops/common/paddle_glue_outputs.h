@@ -5,8 +5,8 @@
 
 namespace paddle_gated_ops {
 
-// A tensor argument that may be None.
-struct OptionalArgument {
+// A tensor argument that may be None. Hidden, because pybind11 hides the type of its field.
+struct __attribute__((visibility("hidden"))) OptionalArgument {
   py::handle object;
   bool given;
   Argument argument;
