@@ -3,6 +3,7 @@
 
 #include "common/cpu_isa.h"
 #include "common/paddle_glue.h"
+#include "common/paddle_glue_no_gradient.h"
 #include "common/parallel_for.h"
 #include "rmsnorm_silu_gate/rmsnorm_silu_gate_op.h"
 #include "swiglu_weighted/swiglu_weighted_op.h"
@@ -22,6 +23,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("check_cake_rmsnorm_silu_gate_train_backward_shapes", &paddle_gated_ops::CheckRmsNormSiluGateBwdShapes);
   m.def("checked_eps", &paddle_gated_ops::CheckedEps);
 
+  m.def("no_gradient_tensor", &paddle_gated_ops::MakeNoGradientTensor);
   m.def("any_dist", &paddle_gated_ops::AnyDistTensor);
   m.def("set_num_threads", &paddle_gated_ops::SetNumThreads);
   m.def("get_num_threads", &paddle_gated_ops::NumThreads);

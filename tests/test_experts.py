@@ -444,7 +444,7 @@ def test_create_graph_is_refused():
     layer, arrays = make_layer(), make_arrays()
     tokens = fp32(arrays["tokens"])
     output = layer(tokens, fp32(arrays["probs"]), ROUTINGS[0])
-    with pytest.raises((NotImplementedError, OSError), match="NotImplementedError"):
+    with pytest.raises(NotImplementedError, match="create_graph=False"):
         paddle.grad([output], [tokens], create_graph=True)
 
 

@@ -151,7 +151,7 @@ def test_create_graph_is_refused(dtype):
     layer = make_layer(inputs["weight"], "cpu", dtype)
     x, z = (tensor_of(inputs[name], "cpu") for name in ("x", "z"))
     x.stop_gradient = False
-    with pytest.raises((NotImplementedError, OSError), match="NotImplementedError"):
+    with pytest.raises(NotImplementedError, match="create_graph=False"):
         paddle.grad([layer(x, z)], [x], create_graph=True)
 
 

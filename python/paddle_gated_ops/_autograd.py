@@ -4,16 +4,26 @@ import weakref
 
 import paddle
 
+from ._library import C
+
 
 def needs_node(*tensors):
     """Whether a call on these must be recorded: gradients are enabled and somebody wants one."""
     return paddle.is_grad_enabled() and not all(getattr(tensor, "stop_gradient", True) for tensor in tensors)
 
 
-def refuse_create_graph(function):
-    """NotImplementedError in a backward that is itself being recorded. Without it the second gradient would be None."""
-    if paddle.is_grad_enabled():
-        raise NotImplementedError(f"{function}: the gradient has no gradient of its own; call with create_graph=False")
+def refused_gradients(function, wanted):
+    """What a backward must return where it is itself being recorded, else None: NotImplementedError then comes of it.
+
+    Without it the second gradient would be None. The engine asks for None in the place of a gradient that this call does not
+    ask for, so one place alone is filled: the first input that was trainable, which the rest of the model comes through.
+    """
+    if not paddle.is_grad_enabled():
+        return None
+    message = f"{function}: the gradient has no gradient of its own; call with create_graph=False"
+    gradients = [None] * len(wanted)
+    gradients[wanted.index(True)] = C.no_gradient_tensor(message)
+    return tuple(gradients)
 
 
 def checked_main_grad(function, name, weight):

@@ -4,7 +4,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from .... import _amp
-from ...._autograd import checked_main_grad, needs_node, refuse_create_graph, save_inputs, saved_inputs
+from ...._autograd import checked_main_grad, needs_node, refused_gradients, save_inputs, saved_inputs
 from ...._checks import check_bool, check_int
 from ...._dist import reduced, rows_are_sharded, with_fp32_gradient
 from ...._graph import call_registered, check_dtype, check_variables, in_graph_mode, refuse_buffers, unified
@@ -105,7 +105,9 @@ class _RmsNormSiluGate(PyLayer):
 
     @staticmethod
     def backward(ctx, grad_out):
-        refuse_create_graph(_FWD)
+        refused = refused_gradients(_FWD, ctx.wanted)
+        if refused is not None:
+            return refused
         x, z, weight = saved_inputs(ctx, _FWD)
         want_x, want_z, want_weight = ctx.wanted
         main_grad = checked_main_grad(_FWD, "weight", ctx.weight) if want_weight else None

@@ -3,7 +3,7 @@
 from paddle.autograd import PyLayer
 
 from ...._amp import cast_inputs
-from ...._autograd import needs_node, refuse_create_graph, save_inputs, saved_inputs
+from ...._autograd import needs_node, refused_gradients, save_inputs, saved_inputs
 from ...._graph import call_registered, check_variables, in_graph_mode, unified
 from ...._library import C
 
@@ -83,7 +83,9 @@ class _FusedSwigluWeighted(PyLayer):
 
     @staticmethod
     def backward(ctx, do2_s):
-        refuse_create_graph(_FWD)
+        refused = refused_gradients(_FWD, ctx.wanted)
+        if refused is not None:
+            return refused
         o1, unzipped_probs = saved_inputs(ctx, _FWD)
         buffers = (None, None, None)
         gradients = C.fused_swiglu_weighted_bwd_out(

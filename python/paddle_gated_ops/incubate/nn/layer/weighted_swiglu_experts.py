@@ -10,7 +10,7 @@ from paddle.nn import Layer
 from paddle.nn.initializer import XavierUniform
 
 from ...._amp import autocast_dtype, cast_inputs
-from ...._autograd import checked_main_grad, needs_node, refuse_create_graph, save_inputs, saved_inputs
+from ...._autograd import checked_main_grad, needs_node, refused_gradients, save_inputs, saved_inputs
 from ...._checks import check_int
 from ...._graph import in_graph_mode, unified
 from ...._grouped import add_grouped_weight_grad, cast, grouped_matmul, grouped_matmul_in_graph, grouped_weight_grad
@@ -176,7 +176,9 @@ class _Node(PyLayer):
 
     @staticmethod
     def backward(ctx, grad_out):
-        refuse_create_graph(_NAME)
+        refused = refused_gradients(_NAME, ctx.wanted)
+        if refused is not None:
+            return refused
         tokens, unzipped_probs, up_gate_proj, down_proj, o1 = saved_inputs(ctx, _NAME)
         # Both are looked at before anything is written.
         main_grads = {
