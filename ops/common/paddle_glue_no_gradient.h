@@ -1,6 +1,6 @@
-// How a backward that is written in Python refuses to be recorded. What it raises would reach the caller as an OSError, as Paddle
-// wraps it. What the autograd engine itself meets keeps its type, and the engine looks at every gradient that a backward
-// returns: this one answers with Paddle's Unimplemented error, in Python NotImplementedError.
+// How a backward that is written in Python refuses to be recorded. What it raises would reach the caller as an OSError, as
+// Paddle wraps it. What the autograd engine itself meets keeps its type, and the engine looks at every gradient that a
+// backward returns: this one answers with Paddle's Unimplemented error, in Python NotImplementedError.
 #pragma once
 
 #include <memory>

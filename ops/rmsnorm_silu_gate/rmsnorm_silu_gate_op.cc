@@ -73,7 +73,8 @@ void Forward(const char* function, const FwdInputs& in, double eps, const phi::P
 
   RmsNormSiluGateFwdParams params = {};
   params.eps = float(eps);
-  params.space = MergeLeadingDims<3>(in.x.shape.rank - 1, in.x.shape.at, {in.x.strides.at, in.z.strides.at, output.strides.at},
+  params.space = MergeLeadingDims<3>(in.x.shape.rank - 1, in.x.shape.at,
+                                     {in.x.strides.at, in.z.strides.at, output.strides.at},
                                      {params.x.row_strides, params.gate.row_strides, params.output.row_strides});
   SetView(in.x, &params.x);
   SetView(in.z, &params.gate);
@@ -154,8 +155,8 @@ phi::Place PlaceOf(const BwdInputs& in) {
   return CheckPlaces({&in.grad_out, &in.x, &in.z, &in.weight});
 }
 
-// ---- The registered ops, for graphs and DistTensors. Their weight may be FP32 too: it is rounded here, and its gradient, of
-// its dtype as Paddle has it, is the FP32 sum, which processes that have a part each can add up before it is rounded.
+// ---- The registered ops, for graphs and DistTensors. Their weight may be FP32 too: it is rounded here, and its gradient,
+// of its dtype as Paddle has it, is the FP32 sum, which processes that have a part each can add up before it is rounded.
 
 // As Paddle's cast rounds, which is what eager calls use.
 Tensor InBf16(const Tensor& weight) {

@@ -107,8 +107,8 @@ def call_registered(op, inputs, outputs, attributes=None, differentiable=False):
 def _all_or_none_stopped(inputs):
     """The inputs of a differentiable op of the legacy IR, whose grad op of a part of the gradients does not infer its types.
 
-    Where some inputs have stop_gradient True, copies that have it not stand in for them: the op's gradient is whole then, and
-    the backward goes no further than the copies.
+    Where some inputs have stop_gradient True, copies that have it not stand in for them: the op's gradient is whole then,
+    and the backward goes no further than the copies.
     """
     if all(variable.stop_gradient for variable in inputs.values()):
         return inputs

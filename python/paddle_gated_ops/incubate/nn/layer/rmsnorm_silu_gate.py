@@ -51,8 +51,8 @@ class RMSNormSiLUGate(Layer):
 
     Raises:
         ValueError: hidden_size is not 128, epsilon is negative or not finite, weight_attr is False; in a call, a dtype,
-            shape or place other than these, or auto_cast with float16; in its backward, a main_grad that is not float32 of the
-            weight's shape.
+            shape or place other than these, or auto_cast with float16; in its backward, a main_grad that is not float32 of
+            the weight's shape.
         TypeError: hidden_size is no int, epsilon no number, weight_attr none; in a call, an argument is no Tensor.
         NotImplementedError: in its backward under create_graph=True.
 
