@@ -5,12 +5,11 @@ import numpy as np
 from .cases import NORM_SIZE
 from .oracle import testing
 
-_DRAWN = 1 << 21  # as many random elements are drawn; larger tensors repeat them
 _PACKED, _PACKED_AT = 4 * NORM_SIZE, NORM_SIZE  # the columns of a packed projection, and where z begins
 
 
 def _random(case, rows):
-    drawn = max(1, min(rows, _DRAWN // case.columns))
+    drawn = min(rows, case.period)
     if case.is_swiglu:
         arrays = testing.swiglu_weighted_inputs(drawn, case.columns, seed=None)
     else:
@@ -35,12 +34,6 @@ def _in_layout(case, name, array, make):
     return make(array)
 
 
-def cut(values, rows):
-    """These rows (a slice) of each array or tensor that has rows."""
-    whole = ("weight", "grad_weight", "workspace")
-    return {name: value if name in whole else value[rows] for name, value in values.items()}
-
-
 def make_inputs(case, count, make, probs=None):
     """Inputs for ``count`` calls, views of one tensor a name.
 
@@ -55,5 +48,9 @@ def make_inputs(case, count, make, probs=None):
     if probs is not None:
         arrays["unzipped_probs"][:] = probs
     tensors = {name: _in_layout(case, name, array, make) for name, array in arrays.items()}
-    slices = [slice(i * case.rows, (i + 1) * case.rows) for i in range(count)]
-    return cut(arrays, slices[0]), [cut(tensors, rows) for rows in slices]
+
+    def of_call(values, i):
+        rows = slice(i * case.rows, (i + 1) * case.rows)
+        return {name: value if name == "weight" else value[rows] for name, value in values.items()}
+
+    return of_call(arrays, 0), [of_call(tensors, i) for i in range(count)]

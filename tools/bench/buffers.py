@@ -6,7 +6,7 @@ import numpy as np
 from paddle_gated_ops import testing
 from paddle_gated_ops.incubate.nn import functional as F
 
-from .arrays import cut, make_inputs
+from .arrays import make_inputs
 from .cases import NORM_SIZE
 
 
@@ -15,9 +15,6 @@ class Set(NamedTuple):
 
     inputs: dict
     outputs: dict
-
-    def rows(self, rows):
-        return Set(cut(self.inputs, rows), cut(self.outputs, rows))
 
 
 def array_of(tensor):

@@ -41,6 +41,11 @@ class Case(NamedTuple):
         return self.rows * (element * self.columns + row)
 
     @property
+    def period(self):
+        """Random inputs repeat after as many rows: drawing them all would take longer than the timing."""
+        return max(1, 2**21 // self.columns)
+
+    @property
     def is_swiglu(self):
         return self.op.startswith("swiglu")
 

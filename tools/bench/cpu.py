@@ -3,6 +3,7 @@
 import statistics
 
 import paddle
+import paddle_gated_ops
 
 from . import providers, records
 from .buffers import make_sets
@@ -13,10 +14,10 @@ _OUTPUT_SHARES = {"swiglu_weighted_bwd": (2, 1), "swiglu_weighted_clamp_bwd": (2
 
 
 def _copies(case, count, threads):
-    """Copies of as many bytes, half read and half written, into given and into fresh memory: ({name: call}, twice).
+    """Copies of as many bytes, half read and half written: {(into new memory, number of threads, which copier): call}.
 
-    Fresh memory is as many tensors as the op has large outputs, in their proportion: an allocator may hand out 20 MiB that
-    it has had back, and 40 MiB that nobody has touched.
+    New memory is as many tensors as the op has large outputs, in their proportion: an allocator may hand out 20 MiB that it
+    has had back, and 40 MiB that nobody has touched.
     """
     shares = _OUTPUT_SHARES.get(case.op, (1,))
     unit = 8 * -(-case.bytes // (32 * sum(shares)))  # a multiple of 16 bytes: streaming stores need that alignment
@@ -27,26 +28,38 @@ def _copies(case, count, threads):
     def into_given(copy):
         return lambda i: copy(targets[i % count].data_ptr(), sources[i % count].data_ptr(), 2 * elements)
 
-    def into_fresh(copy):
+    def into_new(copy):
         def call(i):
             source = sources[i % count].data_ptr()
-            fresh = [paddle.empty([size], "bfloat16") for _, size in cuts]
-            for target, (begin, size) in zip(fresh, cuts):
+            new = [paddle.empty([size], "bfloat16") for _, size in cuts]
+            for target, (begin, size) in zip(new, cuts):
                 copy(target.data_ptr(), source + 2 * begin, 2 * size)
-            return fresh
+            return new
 
         return call
 
-    copies = [copier(threads, streaming) for streaming in (False, True)]
-    return tuple({f"{kind.__name__} {k}": kind(copy) for k, copy in enumerate(copies)} for kind in (into_given, into_fresh))
+    return {
+        (new, number, streaming): (into_new if new else into_given)(copier(number, streaming))
+        for new, number in [(False, threads), (True, threads), (False, 1)]
+        for streaming in (False, True)
+    }
+
+
+def _on_one_thread(call, threads):
+    def single(i):
+        paddle_gated_ops.set_num_threads(1)
+        call(i)
+        paddle_gated_ops.set_num_threads(threads)
+
+    return single
 
 
 def run(case, threads, seconds, rotate, peers):
-    """Times a case: a list of records.
+    """Times a case: a list of records. Into given outputs also on one thread, where there are more.
 
     Args:
         case (cases.Case): what.
-        threads (int): of the copies; the ops have theirs already.
+        threads (int): what paddle_gated_ops.get_num_threads() says; the copies take as many.
         seconds (float): how long each is timed.
         rotate (int): bytes that the sets of buffers move together, at least.
         peers (list of str): whom else to time; "paddle" here.
@@ -62,12 +75,20 @@ def run(case, threads, seconds, rotate, peers):
     if "paddle" in peers:
         others, left_out = providers.right_ones(providers.paddles(case.op, sets, "cpu"), case, arrays)
         found += others
-    given, fresh = _copies(case, count, threads)
-    times = time_calls({**{provider.name: provider.timed_call() for provider in found}, **given, **fresh}, seconds)
-    us = {name: 1e6 * statistics.median(each) for name, each in times.items()}
-    copies = [min(us[name] for name in kind) for kind in (given, fresh)]
+    calls = {provider.name: provider.timed_call() for provider in found}
+    singles = {}
+    if threads > 1:
+        singles = {f"{p.name}, one thread": _on_one_thread(calls[p.name], threads) for p in found if not p.fresh}
+    copies = _copies(case, count, threads)
+    us = {name: 1e6 * statistics.median(each) for name, each in time_calls({**calls, **singles, **copies}, seconds).items()}
+
+    def best(new, number):
+        return min(us[new, number, streaming] for streaming in (False, True))
+
     return [
-        *(records.timed(case, "copy", copies[kind], fresh_outputs=bool(kind)) for kind in (0, 1)),
-        *(records.timed(case, p.name, us[p.name], copies[p.fresh], fresh_outputs=p.fresh) for p in found),
+        *(records.timed(case, "copy", best(new, threads), fresh_outputs=new) for new in (False, True)),
+        *(records.timed(case, p.name, us[p.name], best(p.fresh, threads), fresh_outputs=p.fresh) for p in found),
+        *(records.timed(case, "copy, one thread", best(False, 1), fresh_outputs=False) for _ in singles),
+        *(records.timed(case, name, us[name], best(False, 1), fresh_outputs=False) for name in singles),
         *left_out,
     ]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .cases import CLAMP_VALUE
+from .cases import CLAMP_VALUE, NORM_SIZE
 
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "python" / "paddle_gated_ops"))
 import testing  # noqa: E402
@@ -41,49 +41,75 @@ def _expected(op, arrays):
     return {name: getattr(outputs, name) for name in OUTPUTS[op]}
 
 
-def assert_as_promised(op, arrays, outputs):
-    """AssertionError where an output is further from float64 than this library promises."""
+def _rows(arrays, rows):
+    return {name: array if name == "weight" else array[rows] for name, array in arrays.items()}
+
+
+def _expected_sum(case, arrays):
+    """grad_weight over all rows and the magnitudes of its bound: of one period, as often as it is repeated, and the rest."""
+    repeats, rest = divmod(case.rows, case.period)
+    value, magnitudes = np.zeros(NORM_SIZE), [np.zeros(NORM_SIZE)] * 3
+    for times, count in ((repeats, case.period), (1, rest)):
+        if times and count:
+            part = reference.cake_rmsnorm_silu_gate_train_backward(**_rows(arrays, slice(0, count)))
+            value = value + times * part.grad_weight
+            magnitudes = [a + times * b for a, b in zip(magnitudes, part.magnitudes["grad_weight"])]
+    return value, reference.Magnitudes(*magnitudes, nonfinite=0)
+
+
+def _assert_close(name, got, right):
+    got = reference.to_float64(got)
+    if got.shape != right.shape:
+        raise AssertionError(f"{name}: shape {got.shape} in place of {right.shape}")
+    wrong = ~(np.abs(got - right) <= TOLERANCE * (np.abs(right) + np.sqrt(np.mean(np.square(right)))))
+    if wrong.any():
+        at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        raise AssertionError(f"{name}{[int(i) for i in at]}: {got[at]:.6g} in place of {right[at]:.6g}")
+
+
+def _assert_promised_rows(op, arrays, outputs):
     if op == "swiglu_weighted":
         testing.assert_swiglu_weighted(arrays, outputs["o2_s"])
     elif op == "rmsnorm_silu_gate":
         testing.assert_rmsnorm_silu_gate(arrays, outputs["y"])
     elif op == "rmsnorm_silu_gate_bwd":
-        testing.assert_rmsnorm_silu_gate_bwd(arrays, outputs)
+        testing.assert_rmsnorm_silu_gate_bwd(arrays, {**outputs, "grad_weight": None}, compute_grad_weight=False)
     else:
         testing.assert_swiglu_weighted_bwd(arrays, outputs, _clamp_value(op))
 
 
-def assert_close(op, arrays, outputs):
-    """AssertionError where an output is further than TOLERANCE * (|right| + its root mean square) from float64."""
-    right_ones = _expected(op, arrays)
-    for name, got in outputs.items():
-        got, right = reference.to_float64(got), right_ones[name]
-        if got.shape != right.shape:
-            raise AssertionError(f"{name}: shape {got.shape} in place of {right.shape}")
-        wrong = ~(np.abs(got - right) <= TOLERANCE * (np.abs(right) + np.sqrt(np.mean(np.square(right)))))
-        if wrong.any():
-            at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
-            raise AssertionError(f"{name}{[int(i) for i in at]}: {got[at]:.6g} in place of {right[at]:.6g}")
-
-
-def check(case, arrays, call, assert_outputs, names=None):
-    """Checks the first and the last CHECKED_ROWS rows of a call's outputs; grad_weight, a sum, of calls on those rows.
+def check(case, arrays, outputs, promised, names=None):
+    """Checks the first and the last CHECKED_ROWS rows of a call's outputs, and grad_weight, the sum over all rows.
 
     Args:
-        case (cases.Case): what is called.
-        arrays (dict): its inputs.
-        call: of a slice of the rows; returns the outputs as arrays, BF16 as uint16 bits.
-        assert_outputs: assert_as_promised or assert_close.
+        case (cases.Case): what was called.
+        arrays (dict): its inputs, of arrays.make_inputs.
+        outputs (sequence): arrays in OUTPUTS' order, BF16 as uint16 bits or as numbers.
+        promised (bool): within this library's bounds, else within TOLERANCE * (|right| + right's root mean square).
         names (tuple, optional): of the outputs, where they are not all of OUTPUTS[case.op].
+
+    Raises:
+        AssertionError: an output is wrong, or missing.
     """
     names = names or OUTPUTS[case.op]
-    whole = dict(zip(names, call(slice(0, case.rows))))
-    if len(whole) != len(names):
-        raise AssertionError(f"{len(whole)} outputs in place of {len(names)}")
-    many = case.rows > CHECKED_ROWS
-    for rows in [slice(0, CHECKED_ROWS), slice(case.rows - CHECKED_ROWS, case.rows)] if many else [slice(0, case.rows)]:
-        outputs = {name: a if name == "grad_weight" else a[rows] for name, a in whole.items()}
-        if many and "grad_weight" in outputs:
-            outputs["grad_weight"] = call(rows)[-1]
-        inputs = {name: a if name == "weight" else a[rows] for name, a in arrays.items()}
-        assert_outputs(case.op, inputs, outputs)
+    if len(outputs) != len(names):
+        raise AssertionError(f"{len(outputs)} outputs in place of {len(names)}")
+    outputs = dict(zip(names, outputs))
+    total = outputs.pop("grad_weight", None)
+    first, last = slice(0, CHECKED_ROWS), slice(max(0, case.rows - CHECKED_ROWS), case.rows)
+    for rows in [first, last] if case.rows > CHECKED_ROWS else [first]:
+        inputs, found = _rows(arrays, rows), _rows(outputs, rows)
+        if promised:
+            _assert_promised_rows(case.op, inputs, found)
+        else:
+            right = _expected(case.op, inputs)
+            for name in found:
+                _assert_close(name, found[name], right[name])
+    if total is None:
+        return
+    right, magnitudes = _expected_sum(case, arrays)
+    if not promised:
+        return _assert_close("grad_weight", total, right)
+    error = testing.error_in_bounds(total, right, testing.promise3_bound(right, magnitudes, "bfloat16")).max()
+    if not error <= 1:
+        raise AssertionError(f"grad_weight errs by {error:.3g} times the promised bound")

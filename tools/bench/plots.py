@@ -36,6 +36,8 @@ def _series(found):
         by_name = {}
         for r in sorted(usable, key=lambda r: r["rows"]):
             if (r["op"], r["columns"]) == (op, columns):
+                if r["provider"].endswith("one thread"):
+                    continue
                 name = "copy into new memory" if r["provider"] == "copy" and r.get("fresh_outputs") else r["provider"]
                 by_name.setdefault(name, []).append(r)
         series[op] = columns, by_name
