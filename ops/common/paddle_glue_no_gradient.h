@@ -12,20 +12,20 @@
 
 namespace paddle_gated_ops {
 
-// A tensor that has nothing to look at.
+// A tensor that has nothing to look at. All of this overrides; has_allocation only in newer Paddle, so none says so.
 class NoGradientTensor : public phi::TensorBase {
  public:
   explicit NoGradientTensor(std::string message) : message_(std::move(message)) {}
 
-  int64_t numel() const override { Throw(); }
-  const phi::DDim& dims() const override { Throw(); }
-  phi::DataType dtype() const override { Throw(); }
-  phi::DataLayout layout() const override { Throw(); }
-  const phi::Place& place() const override { Throw(); }
-  bool valid() const override { Throw(); }
-  bool initialized() const override { Throw(); }
-  bool has_allocation() const { Throw(); }  // overrides from Paddle 3.1 on
-  void* AllocateFrom(phi::Allocator*, phi::DataType, size_t, bool) override { Throw(); }
+  int64_t numel() const { Throw(); }
+  const phi::DDim& dims() const { Throw(); }
+  phi::DataType dtype() const { Throw(); }
+  phi::DataLayout layout() const { Throw(); }
+  const phi::Place& place() const { Throw(); }
+  bool valid() const { Throw(); }
+  bool initialized() const { Throw(); }
+  bool has_allocation() const { Throw(); }
+  void* AllocateFrom(phi::Allocator*, phi::DataType, size_t, bool) { Throw(); }
 
  private:
   [[noreturn]] void Throw() const { PADDLE_THROW(common::errors::Unimplemented("%s", message_)); }
