@@ -46,7 +46,9 @@ def run(arguments, cases):
         copies = records.copies_of(found)
         for peer in peers:
             progress.set_postfix_str(peer, refresh=False)
-            packages, of_peer, reason = peer_process.run(peer, arguments.peer_python, peer_cases, job, copies, progress.update)
+            packages, of_peer, reason = peer_process.run(
+                peer, arguments.peer_python, peer_cases, job, copies, progress.update
+            )
             versions.update(packages)
             found += of_peer
             if reason:
