@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "common/huge_pages.h"
 #include "common/overlap.h"
 #include "common/row_space.h"
 #include "paddle/common/ddim.h"
@@ -391,7 +392,9 @@ inline paddle::Tensor AllocateOutput(const Dims& shape, paddle::DataType dtype, 
     return tensor;
   }
   paddle::Tensor tensor = paddle::empty(shape.vector(), dtype, place);
-  if (PoisonOutputs()) FillBytes(tensor, tensor.data(), shape.numel() * int64_t(phi::SizeOf(dtype)), 0xff);
+  const int64_t bytes = shape.numel() * int64_t(phi::SizeOf(dtype));
+  if (place.GetType() == phi::AllocationType::CPU) AdviseHugePages(tensor.data(), bytes);
+  if (PoisonOutputs()) FillBytes(tensor, tensor.data(), bytes, 0xff);
   return tensor;
 }
 
