@@ -25,6 +25,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("no_gradient_tensor", &paddle_gated_ops::MakeNoGradientTensor);
   m.def("any_dist", &paddle_gated_ops::AnyDistTensor);
+  m.def("check_tensor", &paddle_gated_ops::CheckTensorArgument);
   m.def("set_num_threads", &paddle_gated_ops::SetNumThreads);
   m.def("get_num_threads", &paddle_gated_ops::NumThreads);
   m.def("cpu_path", [] { return paddle_gated_ops::CpuIsaName(paddle_gated_ops::CpuIsa()); });

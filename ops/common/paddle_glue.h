@@ -243,9 +243,21 @@ inline void CheckDtype(const Argument& argument, std::initializer_list<paddle::D
   ThrowValueError(Text(argument.name, " must have dtype ", names, ", but has ", phi::DataTypeToString(argument.dtype)));
 }
 
-inline bool AnyDist(std::initializer_list<const paddle::Tensor*> tensors) {
+inline bool IsDist(const paddle::Tensor& tensor) { return tensor.defined() && tensor.is_dist_tensor(); }
+
+struct NamedTensor {
+  const char* name;
+  const paddle::Tensor* tensor;
+};
+
+// Whether one is a DistTensor, so that the registered op serves the call. Paddle makes the others DistTensors too, and ends
+// the process where it can't: they are checked first.
+inline bool AnyDist(std::initializer_list<NamedTensor> tensors) {
   bool any = false;
-  for (const paddle::Tensor* tensor : tensors) any = any || (tensor->defined() && tensor->is_dist_tensor());
+  for (const NamedTensor& each : tensors) any = any || IsDist(*each.tensor);
+  for (const NamedTensor& each : tensors) {
+    if (any && !IsDist(*each.tensor)) ReadTensor(each.name, *each.tensor);
+  }
   return any;
 }
 
@@ -291,9 +303,17 @@ inline bool AnyDistTensor(const py::args& objects) {
   bool any = false;
   for (const py::handle object : objects) {
     any = any || (paddle::pybind::PyCheckTensor(object.ptr()) &&
-                  AnyDist({&paddle::pybind::CastPyArg2Tensor(object.ptr(), 0)}));
+                  IsDist(paddle::pybind::CastPyArg2Tensor(object.ptr(), 0)));
   }
   return any;
+}
+
+// TypeError for what is no Tensor, ValueError for one that is neither dense nor a DistTensor, or has no memory.
+inline void CheckTensorArgument(const std::string& function, const std::string& name, py::handle object) {
+  WithPythonErrors(function.c_str(), [&] {
+    const paddle::Tensor& tensor = CheckTensor(name.c_str(), object);
+    if (!IsDist(tensor)) ReadTensor(name.c_str(), tensor);
+  });
 }
 
 // A real number; TypeError for what is none, bool and Tensor among them (reading a tensor would synchronize). One past the

@@ -341,7 +341,7 @@ py::object CakeRmsNormSiluGate(const std::string& function, py::handle x, py::ha
     const Tensor& x_tensor = CheckTensor("x", x);
     const Tensor& z_tensor = CheckTensor("z", z);
     const Tensor& weight_tensor = CheckTensor("weight", weight);
-    if (AnyDist({&x_tensor, &z_tensor, &weight_tensor})) return py::none();
+    if (AnyDist({{"x", &x_tensor}, {"z", &z_tensor}, {"weight", &weight_tensor}})) return py::none();
     const double eps_value = CheckEps(eps);
     const FwdInputs in = ReadInputs(x_tensor, z_tensor, weight_tensor);
     const OptionalArgument given_out = ReadOptional("out", out);
@@ -367,7 +367,9 @@ py::object CakeRmsNormSiluGateTrainBackward(py::handle grad_out, py::handle x, p
     const Tensor& x_tensor = CheckTensor("x", x);
     const Tensor& z_tensor = CheckTensor("z", z);
     const Tensor& weight_tensor = CheckTensor("weight", weight);
-    if (AnyDist({&grad_out_tensor, &x_tensor, &z_tensor, &weight_tensor})) return py::none();
+    if (AnyDist({{"grad_out", &grad_out_tensor}, {"x", &x_tensor}, {"z", &z_tensor}, {"weight", &weight_tensor}})) {
+      return py::none();
+    }
     const bool accumulate = CheckBool("accumulate_grad_weight", accumulate_grad_weight);
     const bool want_grad_weight = CheckBool("compute_grad_weight", compute_grad_weight);
     const double eps_value = CheckEps(eps);

@@ -246,7 +246,7 @@ py::object FusedSwigluWeighted(py::handle o1, py::handle unzipped_probs, py::han
   return WithPythonErrors(kFwd, [&]() -> py::object {
     const Tensor& o1_tensor = CheckTensor("o1", o1);
     const Tensor& probs_tensor = CheckTensor("unzipped_probs", unzipped_probs);
-    if (AnyDist({&o1_tensor, &probs_tensor})) return py::none();
+    if (AnyDist({{"o1", &o1_tensor}, {"unzipped_probs", &probs_tensor}})) return py::none();
     const float clamp = CheckClamp(clamp_value);
     return ToPython(WithoutGil([&] { return Forward(kFwd, o1_tensor, probs_tensor, clamp); }));
   });
@@ -257,7 +257,7 @@ py::object FusedSwigluWeightedBwd(py::handle o1, py::handle do2_s, py::handle un
     const Tensor& o1_tensor = CheckTensor("o1", o1);
     const Tensor& do2_s_tensor = CheckTensor("do2_s", do2_s);
     const Tensor& probs_tensor = CheckTensor("unzipped_probs", unzipped_probs);
-    if (AnyDist({&o1_tensor, &do2_s_tensor, &probs_tensor})) return py::none();
+    if (AnyDist({{"o1", &o1_tensor}, {"do2_s", &do2_s_tensor}, {"unzipped_probs", &probs_tensor}})) return py::none();
     const Inputs in = ReadInputs(o1_tensor, do2_s_tensor, probs_tensor);
     const phi::Place place = PlaceOf(in);
     Outputs out;
@@ -274,7 +274,7 @@ py::object FusedSwigluWeightedBwdOut(const std::string& function, py::handle o1,
     const Tensor& o1_tensor = CheckTensor("o1", o1);
     const Tensor& do2_s_tensor = CheckTensor("do2_s", do2_s);
     const Tensor& probs_tensor = CheckTensor("unzipped_probs", unzipped_probs);
-    if (AnyDist({&o1_tensor, &do2_s_tensor, &probs_tensor})) return py::none();
+    if (AnyDist({{"o1", &o1_tensor}, {"do2_s", &do2_s_tensor}, {"unzipped_probs", &probs_tensor}})) return py::none();
     const float clamp = CheckClamp(clamp_value);
     const Inputs in = ReadInputs(o1_tensor, do2_s_tensor, probs_tensor);
     const OptionalArgument given_do1 = ReadOptional("do1", do1), given_probs_grad = ReadOptional("probs_grad", probs_grad),

@@ -4,6 +4,8 @@ import paddle
 from paddle.base import core
 from paddle.base.framework import _dygraph_tracer
 
+from ._graph import is_tensor
+
 
 def autocast_dtype():
     """'bfloat16' or 'float16' where paddle.amp.auto_cast acts, else None. On CPU it acts never."""
@@ -42,6 +44,6 @@ def cast_inputs(function, inputs):
 def _cast(tensor, dtype):
     castable = (paddle.float32, paddle.bfloat16)
     wanted = getattr(paddle, dtype)
-    if getattr(tensor, "dtype", None) in castable and tensor.dtype != wanted:
+    if is_tensor(tensor) and tensor.dtype in castable and tensor.dtype != wanted:
         return tensor.astype(dtype)
     return tensor  # right already, or for the function's own checks to refuse

@@ -4,12 +4,19 @@ import weakref
 
 import paddle
 
+from ._graph import is_tensor
 from ._library import C
 
 
 def needs_node(*tensors):
     """Whether a call on these must be recorded: gradients are enabled and somebody wants one."""
-    return paddle.is_grad_enabled() and not all(getattr(tensor, "stop_gradient", True) for tensor in tensors)
+    return paddle.is_grad_enabled() and any(is_tensor(tensor) and not tensor.stop_gradient for tensor in tensors)
+
+
+def check_tensors(function, **tensors):
+    """TypeError or ValueError for what is no tensor with memory: of some, Paddle's PyLayer would not say which argument."""
+    for name, tensor in tensors.items():
+        C.check_tensor(function, name, tensor)
 
 
 def refused_gradients(function, wanted):

@@ -30,12 +30,20 @@ except ImportError:  # 2.6
 
 
 # unified marks a function that serves eager mode and graphs alike: to_static calls it as it is, and does not rewrite it.
-__all__ = ["call_registered", "check_dtype", "check_variables", "in_graph_mode", "refuse_buffers", "unified"]
+__all__ = ["call_registered", "check_dtype", "check_variables", "in_graph_mode", "is_tensor", "refuse_buffers", "unified"]
 
 
 def in_graph_mode():
     """Whether ops now go into a program, in to_static too."""
     return not paddle.in_dynamic_mode()
+
+
+def is_tensor(value):
+    """Whether it is a Tensor in eager mode, a variable in a graph.
+
+    Ask before reading any attribute: in eager mode those of a variable whose program is gone end the process.
+    """
+    return isinstance(value, paddle.Tensor if paddle.in_dynamic_mode() else (Variable, Value))
 
 
 def check_variables(function, variables, dtypes):
@@ -51,7 +59,7 @@ def check_variables(function, variables, dtypes):
         ValueError: a dtype or shape other than that of the documentation, as far as the shape is known.
     """
     for (name, variable), dtype in zip(variables.items(), dtypes):
-        if not isinstance(variable, (Variable, Value)):
+        if not is_tensor(variable):
             raise TypeError(
                 f"{function}: {name} must be a variable of the program (static graph mode is on), but is "
                 f"{type(variable).__name__}"

@@ -4,10 +4,10 @@ import paddle
 from paddle.autograd import PyLayer
 
 from .... import _amp
-from ...._autograd import checked_main_grad, needs_node, refused_gradients, save_inputs, saved_inputs
+from ...._autograd import check_tensors, checked_main_grad, needs_node, refused_gradients, save_inputs, saved_inputs
 from ...._checks import check_bool, check_int
 from ...._dist import reduced, rows_are_sharded, with_fp32_gradient
-from ...._graph import call_registered, check_dtype, check_variables, in_graph_mode, refuse_buffers, unified
+from ...._graph import call_registered, check_dtype, check_variables, in_graph_mode, is_tensor, refuse_buffers, unified
 from ...._library import C
 from ...._place import check_place
 
@@ -62,7 +62,7 @@ def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
 def rmsnorm_silu_gate(x, z, weight, eps, cast_weight):
     """``cake_rmsnorm_silu_gate``, which casts a float32 weight where cast_weight says so, else refuses it."""
     x, z = _amp.cast_inputs(_FWD, {"x": (x, "bfloat16"), "z": (z, "bfloat16")})
-    cast_weight = cast_weight and getattr(weight, "dtype", None) == paddle.float32
+    cast_weight = cast_weight and is_tensor(weight) and weight.dtype == paddle.float32
     if in_graph_mode():
         inputs = {"x": x, "z": z, "weight": weight}
         check_variables(_FWD, inputs, ["bfloat16", "bfloat16", "float32" if cast_weight else "bfloat16"])
@@ -70,12 +70,14 @@ def rmsnorm_silu_gate(x, z, weight, eps, cast_weight):
             inputs["weight"] = with_fp32_gradient(weight, x, z)
         return _registered_fwd(inputs, eps)
     if needs_node(x, z, weight):
+        check_tensors(_FWD, x=x, z=z, weight=weight)
         return _RmsNormSiluGate.apply(x, z, weight, eps, cast_weight)
     return _eager_fwd(x, z, weight, eps, cast_weight)
 
 
 def _eager_fwd(x, z, weight, eps, cast_weight):
     if cast_weight:
+        check_tensors(_FWD, weight=weight)
         weight = weight.astype("bfloat16")
     output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
     if output is None:  # DistTensors

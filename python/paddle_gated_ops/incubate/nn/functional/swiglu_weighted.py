@@ -3,7 +3,7 @@
 from paddle.autograd import PyLayer
 
 from ...._amp import cast_inputs
-from ...._autograd import needs_node, refused_gradients, save_inputs, saved_inputs
+from ...._autograd import check_tensors, needs_node, refused_gradients, save_inputs, saved_inputs
 from ...._graph import call_registered, check_variables, in_graph_mode, unified
 from ...._library import C
 
@@ -60,6 +60,7 @@ def fused_swiglu_weighted(o1, unzipped_probs, clamp_value=None, name=None):
         if output is not None:
             return output  # None: DistTensors
     else:
+        check_tensors(_FWD, **inputs)
         return _FusedSwigluWeighted.apply(o1, unzipped_probs, clamp_value)
     return _registered_fwd(inputs, clamp_value)
 

@@ -12,7 +12,7 @@ from paddle.nn.initializer import XavierUniform
 from ...._amp import autocast_dtype, cast_inputs
 from ...._autograd import checked_main_grad, needs_node, refused_gradients, save_inputs, saved_inputs
 from ...._checks import check_int
-from ...._graph import in_graph_mode, unified
+from ...._graph import in_graph_mode, is_tensor, unified
 from ...._grouped import add_grouped_weight_grad, cast, grouped_matmul, grouped_matmul_in_graph, grouped_weight_grad
 from ...._library import C
 from ..functional import fused_swiglu_weighted
@@ -226,8 +226,10 @@ def _weight_grad(rows, grad_out, counts, dtype, main_grad):
 
 def _check_tensors(tokens, unzipped_probs, up_gate_proj, down_proj, mixed):
     for name, tensor in (("tokens", tokens), ("unzipped_probs", unzipped_probs)):
-        if not hasattr(tensor, "stop_gradient"):
-            raise TypeError(f"{_NAME}: {name} must be a paddle.Tensor, but is {type(tensor).__name__}")
+        if not in_graph_mode():
+            C.check_tensor(_NAME, name, tensor)
+        elif not is_tensor(tensor):
+            raise TypeError(f"{_NAME}: {name} must be a variable of the program, but is {type(tensor).__name__}")
     dtypes = (paddle.float32, paddle.bfloat16)
     if up_gate_proj.dtype not in dtypes or down_proj.dtype != up_gate_proj.dtype:
         raise ValueError(
@@ -249,6 +251,9 @@ def _check_tensors(tokens, unzipped_probs, up_gate_proj, down_proj, mixed):
 
 def _ints_of(tokens_per_expert):
     """The numbers of a tensor on the CPU."""
+    C.check_tensor(_NAME, "tokens_per_expert", tokens_per_expert)
+    if 0 in tokens_per_expert.shape:
+        return []  # without memory it has no place
     if str(tokens_per_expert.place) != "Place(cpu)":  # is_cpu_place is a method that to_static of 3.3 stumbles over
         raise ValueError(
             f"{_NAME}: tokens_per_expert must be a list or a tensor on the CPU, but is on {tokens_per_expert.place}; reading "
