@@ -173,7 +173,7 @@ def assert_fails_with(done, *words):
 
 CONTENTS = """
 __init__.py _amp.py _autograd.py _checks.py _dist.py _graph.py _grouped.py _library.py _patch.py _place.py _run_check.py
-_show_config.py _threads.py _version.py
+_show_config.py _threads.py _version.py py.typed
 incubate/__init__.py incubate/nn/__init__.py
 incubate/nn/functional/__init__.py incubate/nn/functional/rmsnorm_silu_gate.py incubate/nn/functional/swiglu_weighted.py
 incubate/nn/layer/__init__.py incubate/nn/layer/_weight_attr.py incubate/nn/layer/rmsnorm_silu_gate.py

@@ -48,13 +48,16 @@ each_source() {
 # toolkit PACKAGE...: CUDA from PyPI, in $scratch/cuda.
 toolkit() {
     rm -rf "$scratch/pypi" "$scratch/cuda"
-    "$PYTHON" -m pip install -q --no-deps --target "$scratch/pypi" "$@" && mkdir "$scratch/cuda"
-    cp -r "$scratch"/pypi/nvidia/*/* "$scratch/cuda"
+    "$PYTHON" -m pip install -q --no-deps --target "$scratch/pypi" "$@"
+    mkdir "$scratch/cuda"
+    local folder
+    for folder in "$scratch"/pypi/nvidia/*/; do cp -r "$folder." "$scratch/cuda"; done
 }
 
 nvcc() {
     local own=${CUDA_HOME:+$CUDA_HOME/bin/}nvcc release
-    local flags=(-fmad=false -Xcompiler=-fPIC,-Wall,-Wextra -Werror=all-warnings -gencode=arch=compute_80,code=sm_80
+    # The unknown pragmas are the device's, as the host's half of a function sees them.
+    local flags=(-fmad=false -Xcompiler=-fPIC,-Wall,-Wextra,-Wno-unknown-pragmas -Werror=all-warnings -gencode=arch=compute_80,code=sm_80
         -gencode=arch=compute_90,code=sm_90)
     own=$(type -P "$own") && attempt "nvcc $("$own" --version | sed -n 's/.*, V//p') of $own" each_source "$own" "${flags[@]}"
     for release in 13.{0..5}; do

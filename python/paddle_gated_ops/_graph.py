@@ -15,9 +15,9 @@ try:  # 3.x
     from paddle.jit.marker import unified
     from paddle.pir import Value
 
-    _run_custom_op = _C_ops._run_custom_op
+    _run_custom_op = _C_ops._run_custom_op  # type: ignore[attr-defined]
 except ImportError:  # 2.6
-    from paddle.jit import not_to_static as unified
+    from paddle.jit import not_to_static as unified  # type: ignore[assignment]
 
     # 2.6 translates bytecode where a graph breaks, and fails at keyword-only parameters: not in this package's files.
     core.eval_frame_skip_file_prefix((os.path.dirname(os.path.abspath(__file__)),))
@@ -25,7 +25,7 @@ except ImportError:  # 2.6
     _run_custom_op = core.eager._run_custom_op
     Value = Variable
 
-    def in_pir_mode():
+    def in_pir_mode() -> bool:
         return False
 
 

@@ -1,5 +1,7 @@
 """The drop-in: Paddle's own name for the op, on every device and version."""
 
+from __future__ import annotations
+
 import threading
 
 import paddle.incubate.nn.functional as paddle_functional
@@ -14,8 +16,8 @@ class _Patch:
     """What ``patch_paddle`` returns. ``restore`` and the end of a ``with`` block undo it, once."""
 
     # All patches in place, in the order they were made, and what Paddle had before the first.
-    _active = []
-    _original = _MISSING
+    _active: list[_Patch] = []
+    _original: object = _MISSING
     _lock = threading.Lock()
 
     def __init__(self):
@@ -30,7 +32,7 @@ class _Patch:
             _Patch._active.append(self)
             setattr(paddle_functional, _NAME, fused_swiglu_weighted_bwd)
 
-    def restore(self):
+    def restore(self) -> None:
         """Gives Paddle back what it had, unless another patch is still in place. A second call does nothing.
 
         Where somebody has given the name another function since, or deleted it, that stays.
@@ -49,15 +51,15 @@ class _Patch:
             else:
                 setattr(paddle_functional, _NAME, original)
 
-    def __enter__(self):
+    def __enter__(self) -> _Patch:
         self._apply()
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.restore()
 
 
-def patch_paddle():
+def patch_paddle() -> _Patch:
     """Makes ``paddle.incubate.nn.functional.fused_swiglu_weighted_bwd`` this package's function.
 
     Paddle has that name from 3.1 on, for GPUs alone; where it lacks it, the name is made. A script that calls it through the

@@ -1,5 +1,9 @@
 """Whether both ops are right on the machine at hand."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import paddle
 
@@ -10,7 +14,7 @@ from ._version import __version__
 from .incubate.nn import functional as F
 
 
-def run_check():
+def run_check() -> dict[str, dict[str, float]]:
     """Runs both ops on the CPU and on each GPU, compares every result with float64, and prints what it found.
 
     The way of ``paddle.utils.run_check()``. It takes a few seconds.
@@ -23,10 +27,10 @@ def run_check():
         AssertionError: a result misses its bound; the message names the op, the result and the element.
     """
     print(f"paddle_gated_ops {__version__}, Paddle {paddle.__version__}, {get_num_threads()} CPU thread(s)")
-    places = {"cpu": paddle.CPUPlace()}
+    places: dict[str, Any] = {"cpu": paddle.CPUPlace()}
     if C.with_cuda:
         places.update((f"gpu:{i}", paddle.CUDAPlace(i)) for i in range(paddle.device.cuda.device_count()))
-    worst = {}
+    worst: dict[str, dict[str, float]] = {}
     for name, place in places.items():
         worst[name] = {**_check_swiglu_weighted(place), **_check_rmsnorm_silu_gate(place)}
         errors = ", ".join(f"{output} {error:.2f}" for output, error in worst[name].items())

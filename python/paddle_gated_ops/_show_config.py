@@ -1,5 +1,7 @@
 """What a bug report needs to say."""
 
+from __future__ import annotations
+
 import os
 import platform
 
@@ -11,7 +13,7 @@ from ._threads import get_num_threads
 from ._version import __version__
 
 
-def show_config():
+def show_config() -> dict[str, str]:
     """Prints versions, builds and compute targets, for bug reports.
 
     The CPU path is the widest vector unit of the machine that there is code for, 'avx512', 'avx2' or 'baseline'; the

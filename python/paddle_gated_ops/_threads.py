@@ -1,10 +1,12 @@
 """The number of threads of the CPU kernels."""
 
+from __future__ import annotations
+
 from ._checks import check_int
 from ._library import C
 
 
-def set_num_threads(n):
+def set_num_threads(n: int) -> None:
     """Sets how many threads a call on the CPU may use.
 
     Without a call it is the environment's GATED_OPS_NUM_THREADS, else OMP_NUM_THREADS (which importing Paddle sets to 1
@@ -24,6 +26,6 @@ def set_num_threads(n):
     C.set_num_threads(n)
 
 
-def get_num_threads():
+def get_num_threads() -> int:
     """How many threads a call on the CPU may use (int); see set_num_threads."""
     return C.get_num_threads()

@@ -1,6 +1,9 @@
 """BF16 bit patterns in NumPy, which has no BF16 type: uint16 arrays stand for BF16 tensors."""
 
+from __future__ import annotations
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 __all__ = ["to_bf16_bits", "from_bf16_bits", "bf16_ulp"]
 
@@ -10,7 +13,7 @@ _MAX_EXPONENT = 127
 _FRACTION_BITS = 7
 
 
-def bf16_ulp(value):
+def bf16_ulp(value: ArrayLike) -> np.ndarray:
     """Spacing of BF16 numbers at ``|value|``.
 
     2^(e - 7) for 2^e <= |value| < 2^(e + 1); 2^-133 (the subnormals' spacing) below 2^-126;
@@ -30,7 +33,7 @@ def bf16_ulp(value):
     return np.where(np.isnan(magnitude), np.nan, ulp)
 
 
-def to_bf16_bits(values):
+def to_bf16_bits(values: ArrayLike) -> np.ndarray:
     """Round to BF16, to nearest even, in one step from float64.
 
     One step matters: 1 + 2^-8 + 2^-40 is 1 + 2^-7 in BF16, but 1 when it is rounded to FP32
@@ -52,7 +55,7 @@ def to_bf16_bits(values):
     return np.where(np.isnan(values), quiet, bits)
 
 
-def from_bf16_bits(bits):
+def from_bf16_bits(bits: ArrayLike) -> np.ndarray:
     """Exact float64 values of BF16 bit patterns.
 
     Args:

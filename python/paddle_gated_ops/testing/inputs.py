@@ -6,11 +6,19 @@ memory. So tests do not depend on the installed Paddle having code for the GPU a
 non-contiguous tensors are read back through their base buffer instead of a gather kernel.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .bf16 import bf16_ulp, from_bf16_bits, to_bf16_bits
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from paddle._typing import PlaceLike
 
 __all__ = [
     "to_bf16_bits",
@@ -39,7 +47,9 @@ def _random_bf16(generator, shape):
     return to_bf16_bits(generator.standard_normal(shape, dtype=np.float32))
 
 
-def swiglu_weighted_inputs(rows, intermediate_size, seed=0):
+def swiglu_weighted_inputs(
+    rows: int | tuple[int, ...], intermediate_size: int, seed: int = 0
+) -> dict[str, np.ndarray]:
     """Random inputs of magnitude 1 for ``fused_swiglu_weighted_bwd``.
 
     Args:
@@ -60,7 +70,7 @@ def swiglu_weighted_inputs(rows, intermediate_size, seed=0):
     }
 
 
-def rmsnorm_silu_gate_inputs(rows, seed=0):
+def rmsnorm_silu_gate_inputs(rows: int | tuple[int, ...], seed: int = 0) -> dict[str, np.ndarray]:
     """Random inputs of magnitude 1 for ``cake_rmsnorm_silu_gate_train_backward``.
 
     Args:
@@ -83,7 +93,7 @@ def rmsnorm_silu_gate_inputs(rows, seed=0):
     }
 
 
-def bf16_tensor(bits, place=None, stop_gradient=True):
+def bf16_tensor(bits: ArrayLike, place: PlaceLike | None = None, stop_gradient: bool = True) -> Tensor:
     """A contiguous BF16 Paddle tensor from bit patterns.
 
     Args:
@@ -99,7 +109,7 @@ def bf16_tensor(bits, place=None, stop_gradient=True):
     return paddle.to_tensor(bits, dtype="bfloat16", place=place, stop_gradient=stop_gradient)
 
 
-def float_tensor(array, place=None, stop_gradient=True):
+def float_tensor(array: ArrayLike, place: PlaceLike | None = None, stop_gradient: bool = True) -> Tensor:
     """A contiguous FP32 Paddle tensor from numbers; arguments as for :func:`bf16_tensor`."""
     import paddle
 
@@ -117,12 +127,12 @@ def _host_copy(tensor, expected):
     return tensor.numpy()
 
 
-def bits_of(tensor):
+def bits_of(tensor: Tensor) -> np.ndarray:
     """The bit patterns (uint16 array) of a contiguous BF16 tensor on any place."""
     return _host_copy(tensor, "bfloat16")
 
 
-def floats_of(tensor):
+def floats_of(tensor: Tensor) -> np.ndarray:
     """The values (float32 array) of a contiguous FP32 tensor on any place."""
     return _host_copy(tensor, "float32")
 
@@ -209,7 +219,9 @@ def _canary_like(array, canary):
     return to_bf16_bits(canary) if array.dtype == np.uint16 else np.float32(canary)
 
 
-def strided_view(values, kind, place=None, canary=1e30):
+def strided_view(
+    values: ArrayLike, kind: str, place: PlaceLike | None = None, canary: float = 1e30
+) -> tuple[Tensor, Tensor]:
     """A tensor that holds ``values`` as a view of a larger buffer full of ``canary``.
 
     Kinds, with the buffer that the view is cut from for values of shape [..., n]:
@@ -277,13 +289,13 @@ def _view_of_array(flat, view, base):
     return np.lib.stride_tricks.as_strided(start, list(view.shape), strides)
 
 
-def read_view(view, base):
+def read_view(view: Tensor, base: Tensor) -> np.ndarray:
     """What ``view`` holds now (uint16 bits or float32), read through its contiguous base."""
     flat = base.numpy().reshape(-1)
     return flat.reshape(view.shape) if flat.size == 0 else _view_of_array(flat, view, base).copy()
 
 
-def damaged_canaries(view, base, canary=1e30):
+def damaged_canaries(view: Tensor, base: Tensor, canary: float = 1e30) -> int:
     """How many elements of ``base`` outside ``view`` no longer hold the canary."""
     flat = base.numpy().reshape(-1)
     if flat.size == 0:

@@ -18,9 +18,13 @@ there; and where an intermediate result leaves FP32's range, what FP32 then give
 (``reference.Magnitudes.nonfinite``).
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from . import reference
 from .bf16 import bf16_ulp, from_bf16_bits
@@ -58,7 +62,10 @@ def _fp32_cost(magnitudes):
     )
 
 
-def promise1_bound(value, magnitudes):
+_Arrays = Mapping[str, np.ndarray]
+
+
+def promise1_bound(value: ArrayLike, magnitudes: reference.Magnitudes) -> np.ndarray:
     """Bound of an element-wise BF16 result's error.
 
     ``bf16_ulp(value) + 2^-20 * terms + 2^-126 * tiny_sigmoid + underflow``
@@ -77,7 +84,7 @@ def promise1_bound(value, magnitudes):
     return np.where((value == 0) & (cost == 0), 0.0, bf16_ulp(value) + cost)
 
 
-def promise3_bound(value, magnitudes, dtype):
+def promise3_bound(value: ArrayLike, magnitudes: reference.Magnitudes, dtype: str) -> np.ndarray:
     """Bound of a sum's error.
 
     ``2^-20 * terms + 2^-126 * tiny_sigmoid + underflow + rounding``
@@ -121,7 +128,9 @@ def _error_in_bounds(got, expected, bound, nonfinite, dtype):
         return ratio
 
 
-def error_in_bounds(got, expected, bound, nonfinite=0, dtype="bfloat16"):
+def error_in_bounds(
+    got: ArrayLike, expected: ArrayLike, bound: ArrayLike, nonfinite: ArrayLike = 0, dtype: str = "bfloat16"
+) -> np.ndarray:
     """|got - expected| / bound, Inf where NaN or Inf is where it must not be, or missing.
 
     0 errs by 0 even where the bound is 0. An Inf is exact where ``expected`` rounds to it in
@@ -145,11 +154,11 @@ def error_in_bounds(got, expected, bound, nonfinite=0, dtype="bfloat16"):
     )
     got, expected, bound, nonfinite = np.broadcast_arrays(*arrays)
     shape = got.shape
-    flat = (a.reshape(-1) for a in (got, expected, bound, nonfinite))
-    return _error_in_bounds(*flat, dtype).reshape(shape)
+    got, expected, bound, nonfinite = (array.reshape(-1) for array in (got, expected, bound, nonfinite))
+    return _error_in_bounds(got, expected, bound, nonfinite, dtype).reshape(shape)
 
 
-def error_in_ulps(got, expected):
+def error_in_ulps(got: ArrayLike, expected: ArrayLike) -> np.ndarray:
     """Error of a BF16 result in BF16 ulps of the float64 value; see :func:`error_in_bounds`.
 
     Args:
@@ -163,7 +172,7 @@ class _Finding(NamedTuple):
     """The worst element of an output so far."""
 
     ratio: float = 0.0
-    index: Optional[tuple] = None
+    element: Optional[tuple] = None
     got: float = 0.0
     expected: float = 0.0
     bound: float = 0.0
@@ -192,7 +201,7 @@ class _Output:
         got = reference.to_float64(self.array.reshape((-1,) + expected.shape[1:])[rows])
         ratio = _error_in_bounds(got, expected, bound, nonfinite, self.dtype)
         at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
-        if ratio[at] > self.worst.ratio or self.worst.index is None:
+        if ratio[at] > self.worst.ratio or self.worst.element is None:
             position = rows.start * ratio[0].size + int(np.ravel_multi_index(at, ratio.shape))
             index = tuple(int(i) for i in np.unravel_index(position, self.shape))
             self.worst = _Finding(ratio[at], index, got[at], expected[at], bound[at])
@@ -206,10 +215,10 @@ def _raise_past_bound(outputs, describe):
     for output in outputs:
         worst = output.worst
         if not worst.ratio <= 1.0:
-            found = describe(output.name, worst.index)
+            found = describe(output.name, worst.element)
             inputs = ", ".join(f"{name}={value:.9g}" for name, value in found.items())
             raise AssertionError(
-                f"{output.name}{list(worst.index)} ({output.dtype}): got {worst.got:.9g}, "
+                f"{output.name}{list(worst.element)} ({output.dtype}): got {worst.got:.9g}, "
                 f"expected {worst.expected:.17g}, error {worst.ratio:.4g} times the bound "
                 f"{worst.bound:.4g}; inputs there: {inputs}"
             )
@@ -241,7 +250,9 @@ def _run_swiglu_forward(inputs, output, clamp_value):
     return _run_forward("o2_s", output, forward)
 
 
-def check_swiglu_weighted(inputs, output, clamp_value=None):
+def check_swiglu_weighted(
+    inputs: _Arrays, output: np.ndarray, clamp_value: float | None = None
+) -> dict[str, float]:
     """Worst error of ``fused_swiglu_weighted``'s output, in units of its bound.
 
     Args:
@@ -258,7 +269,9 @@ def check_swiglu_weighted(inputs, output, clamp_value=None):
     return _ratios(_run_swiglu_forward(inputs, output, clamp_value))
 
 
-def assert_swiglu_weighted(inputs, output, clamp_value=None):
+def assert_swiglu_weighted(
+    inputs: _Arrays, output: np.ndarray, clamp_value: float | None = None
+) -> dict[str, float]:
     """As :func:`check_swiglu_weighted`, with an AssertionError where the error is above 1."""
     checked = _run_swiglu_forward(inputs, output, clamp_value)
     return _raise_past_bound(checked, lambda name, index: _describe_swiglu(inputs, index))
@@ -269,7 +282,7 @@ def _run_rmsnorm_forward(inputs, output, eps):
     return _run_forward("y", output, reference.cake_rmsnorm_silu_gate(*arrays, eps))
 
 
-def check_rmsnorm_silu_gate(inputs, output, eps=1e-6):
+def check_rmsnorm_silu_gate(inputs: _Arrays, output: np.ndarray, eps: float = 1e-6) -> dict[str, float]:
     """Worst error of ``cake_rmsnorm_silu_gate``'s output, in units of its bound.
 
     Args:
@@ -286,7 +299,7 @@ def check_rmsnorm_silu_gate(inputs, output, eps=1e-6):
     return _ratios(_run_rmsnorm_forward(inputs, output, eps))
 
 
-def assert_rmsnorm_silu_gate(inputs, output, eps=1e-6):
+def assert_rmsnorm_silu_gate(inputs: _Arrays, output: np.ndarray, eps: float = 1e-6) -> dict[str, float]:
     """As :func:`check_rmsnorm_silu_gate`, with an AssertionError where the error is above 1."""
 
     def describe(name, index):
@@ -315,7 +328,9 @@ def _run_swiglu(inputs, outputs, clamp_value):
     return list(checked.values())
 
 
-def check_swiglu_weighted_bwd(inputs, outputs, clamp_value=None):
+def check_swiglu_weighted_bwd(
+    inputs: _Arrays, outputs: _Arrays, clamp_value: float | None = None
+) -> dict[str, float]:
     """Worst errors of ``fused_swiglu_weighted_bwd``'s outputs, in units of their bounds.
 
     Args:
@@ -332,7 +347,9 @@ def check_swiglu_weighted_bwd(inputs, outputs, clamp_value=None):
     return _ratios(_run_swiglu(inputs, outputs, clamp_value))
 
 
-def assert_swiglu_weighted_bwd(inputs, outputs, clamp_value=None):
+def assert_swiglu_weighted_bwd(
+    inputs: _Arrays, outputs: _Arrays, clamp_value: float | None = None
+) -> dict[str, float]:
     """As :func:`check_swiglu_weighted_bwd`, with an AssertionError where an error is above 1.
 
     The message names the output, the index, what came, what was expected, the bound, and the
@@ -382,8 +399,12 @@ def _run_rmsnorm(inputs, outputs, eps, initial_grad_weight, compute_grad_weight)
 
 
 def check_rmsnorm_silu_gate_bwd(
-    inputs, outputs, eps=1e-6, initial_grad_weight=None, compute_grad_weight=True
-):
+    inputs: _Arrays,
+    outputs: Mapping[str, np.ndarray | None],
+    eps: float = 1e-6,
+    initial_grad_weight: ArrayLike | None = None,
+    compute_grad_weight: bool = True,
+) -> dict[str, float]:
     """Worst errors of ``cake_rmsnorm_silu_gate_train_backward``'s outputs, in units of the bounds.
 
     Args:
@@ -405,8 +426,12 @@ def check_rmsnorm_silu_gate_bwd(
 
 
 def assert_rmsnorm_silu_gate_bwd(
-    inputs, outputs, eps=1e-6, initial_grad_weight=None, compute_grad_weight=True
-):
+    inputs: _Arrays,
+    outputs: Mapping[str, np.ndarray | None],
+    eps: float = 1e-6,
+    initial_grad_weight: ArrayLike | None = None,
+    compute_grad_weight: bool = True,
+) -> dict[str, float]:
     """As :func:`check_rmsnorm_silu_gate_bwd`, with an AssertionError where an error is above 1.
 
     The message names the output, the index, what came, what was expected, the bound, and the

@@ -1,6 +1,11 @@
 """RMSNorm(x) * weight * SiLU(z) over 128 columns, forward and backward."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import paddle
+from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from .... import _amp
@@ -11,13 +16,16 @@ from ...._graph import call_registered, check_dtype, check_variables, in_graph_m
 from ...._library import C
 from ...._place import check_place
 
+if TYPE_CHECKING:
+    from paddle._typing import PlaceLike
+
 _FWD = "cake_rmsnorm_silu_gate"
 _TRAIN_FWD = "cake_rmsnorm_silu_gate_train_forward"
 _BWD = "cake_rmsnorm_silu_gate_train_backward"
 
 
 @unified
-def cake_rmsnorm_silu_gate(x, z, weight, eps=1e-6):
+def cake_rmsnorm_silu_gate(x: Tensor, z: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     r"""y = RMSNorm(x) * weight * SiLU(z), normalized over the last dimension of 128, differentiable in x, z and weight.
 
     .. math::
@@ -166,7 +174,9 @@ def _registered_bwd(inputs, eps, compute_grad_weight=True, in_fp32=False):
     return (*gradients, grad_weight if in_fp32 else grad_weight.astype("bfloat16"))
 
 
-def cake_rmsnorm_silu_gate_train_forward(x, z, weight, eps=1e-6, *, out=None):
+def cake_rmsnorm_silu_gate_train_forward(
+    x: Tensor, z: Tensor, weight: Tensor, eps: float = 1e-6, *, out: Tensor | None = None
+) -> Tensor:
     """``cake_rmsnorm_silu_gate`` without autograd, into the caller's tensor where one is passed, in eager mode.
 
     Args:
@@ -192,19 +202,19 @@ def cake_rmsnorm_silu_gate_train_forward(x, z, weight, eps=1e-6, *, out=None):
 
 @unified
 def cake_rmsnorm_silu_gate_train_backward(
-    grad_out,
-    x,
-    z,
-    weight,
-    eps=1e-6,
+    grad_out: Tensor,
+    x: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
     *,
-    grad_x=None,
-    grad_z=None,
-    grad_weight=None,
-    accumulate_grad_weight=False,
-    compute_grad_weight=True,
-    workspace=None,
-):
+    grad_x: Tensor | None = None,
+    grad_z: Tensor | None = None,
+    grad_weight: Tensor | None = None,
+    accumulate_grad_weight: bool = False,
+    compute_grad_weight: bool = True,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     r"""The gradients of y = RMSNorm(x) * weight * SiLU(z), normalized over the last dimension of 128.
 
     With rstd = 1 / sqrt(mean(x^2) + eps), n = x * rstd, s = sigmoid(z), dy = grad_out and a = dy * silu(z):
@@ -294,7 +304,7 @@ def cake_rmsnorm_silu_gate_train_backward(
     return _registered_bwd(inputs, eps, compute_grad_weight)
 
 
-def cake_rmsnorm_silu_gate_train_backward_workspace_bytes(rows, place=None):
+def cake_rmsnorm_silu_gate_train_backward_workspace_bytes(rows: int, place: PlaceLike | None = None) -> int:
     """The bytes of a workspace for ``cake_rmsnorm_silu_gate_train_backward``.
 
     Args:

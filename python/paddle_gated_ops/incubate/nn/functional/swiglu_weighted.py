@@ -1,5 +1,8 @@
 """Probability-weighted SwiGLU, forward and backward."""
 
+from __future__ import annotations
+
+from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from ...._amp import cast_inputs
@@ -14,7 +17,9 @@ _BWD_OUT = "fused_swiglu_weighted_bwd_out"
 
 
 @unified
-def fused_swiglu_weighted(o1, unzipped_probs, clamp_value=None, name=None):
+def fused_swiglu_weighted(
+    o1: Tensor, unzipped_probs: Tensor, clamp_value: float | None = None, name: str | None = None
+) -> Tensor:
     r"""Probability-weighted SwiGLU in one kernel, differentiable in both inputs.
 
     With gate and up the halves of o1, and p the row's probability:
@@ -50,8 +55,7 @@ def fused_swiglu_weighted(o1, unzipped_probs, clamp_value=None, name=None):
 
     Source: the SwiGLU of Paddle's ``fused_swiglu_weighted_bwd``, forward.
     """
-    inputs = {"o1": (o1, "bfloat16"), "unzipped_probs": (unzipped_probs, "float32")}
-    o1, unzipped_probs = cast_inputs(_FWD, inputs)
+    o1, unzipped_probs = cast_inputs(_FWD, {"o1": (o1, "bfloat16"), "unzipped_probs": (unzipped_probs, "float32")})
     inputs = {"o1": o1, "unzipped_probs": unzipped_probs}
     if in_graph_mode():
         check_variables(_FWD, inputs, ("bfloat16", "float32"))
@@ -99,7 +103,9 @@ class _FusedSwigluWeighted(PyLayer):
 
 
 @unified
-def fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs, name=None):
+def fused_swiglu_weighted_bwd(
+    o1: Tensor, do2_s: Tensor, unzipped_probs: Tensor, name: str | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     r"""The gradients of probability-weighted SwiGLU, and its output recomputed from the inputs.
 
     The forward of one row, with gate and up the halves of o1 and p the row's probability:
@@ -154,7 +160,9 @@ def fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs, name=None):
 
 
 @unified
-def fused_swiglu_weighted_clamp_bwd(o1, do2_s, unzipped_probs, clamp_value, name=None):
+def fused_swiglu_weighted_clamp_bwd(
+    o1: Tensor, do2_s: Tensor, unzipped_probs: Tensor, clamp_value: float, name: str | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     r"""``fused_swiglu_weighted_bwd`` of the clamped form.
 
     The forward has gate' = min(gate, c) in place of gate and up' = clip(up, -c, c) in place of up, c = clamp_value. So
@@ -198,7 +206,15 @@ def _registered_bwd(o1, do2_s, unzipped_probs, clamp_value):
     return call_registered("gated_" + _BWD, inputs, outputs, {"clamp_value": clamp_value})
 
 
-def fused_swiglu_weighted_bwd_out(o1, do2_s, unzipped_probs, *, do1=None, probs_grad=None, o2_s=None):
+def fused_swiglu_weighted_bwd_out(
+    o1: Tensor,
+    do2_s: Tensor,
+    unzipped_probs: Tensor,
+    *,
+    do1: Tensor | None = None,
+    probs_grad: Tensor | None = None,
+    o2_s: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """``fused_swiglu_weighted_bwd`` into the caller's tensors, in eager mode.
 
     Args:

@@ -1,5 +1,10 @@
 """The gated RMSNorm of GatedDeltaNet and Qwen3-Next layers."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paddle import Tensor
 from paddle.nn import Layer
 from paddle.nn.initializer import Constant
 
@@ -7,6 +12,9 @@ from ...._checks import check_int
 from ...._library import C
 from ..functional.rmsnorm_silu_gate import rmsnorm_silu_gate
 from ._weight_attr import checked_weight_attr
+
+if TYPE_CHECKING:
+    from paddle._typing import ParamAttrLike
 
 _HIDDEN_SIZE = 128  # what the kernels are made for
 
@@ -66,7 +74,9 @@ class RMSNormSiLUGate(Layer):
         [64, 32, 128] paddle.bfloat16
     """
 
-    def __init__(self, hidden_size=_HIDDEN_SIZE, epsilon=1e-6, weight_attr=None):
+    def __init__(
+        self, hidden_size: int = _HIDDEN_SIZE, epsilon: float = 1e-6, weight_attr: ParamAttrLike | None = None
+    ) -> None:
         super().__init__()
         name = type(self).__name__
         if check_int(name, "hidden_size", hidden_size) != _HIDDEN_SIZE:
@@ -79,8 +89,8 @@ class RMSNormSiLUGate(Layer):
         self._epsilon = epsilon
         self.weight = self.create_parameter([hidden_size], attr=weight_attr, default_initializer=Constant(1.0))
 
-    def forward(self, x, z):
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
         return rmsnorm_silu_gate(x, z, self.weight, self._epsilon, cast_weight=True)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"hidden_size={_HIDDEN_SIZE}, epsilon={self._epsilon}, dtype={self.weight.dtype}"

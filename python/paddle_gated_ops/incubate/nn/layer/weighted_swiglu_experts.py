@@ -1,10 +1,15 @@
 """The experts of a mixture-of-experts layer, ERNIE 4.5's and DeepSeek-V3's."""
 
+from __future__ import annotations
+
 import copy
 import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
+from paddle import Tensor
 from paddle.autograd import PyLayer
 from paddle.nn import Layer
 from paddle.nn.initializer import XavierUniform
@@ -17,6 +22,9 @@ from ...._grouped import add_grouped_weight_grad, cast, grouped_matmul, grouped_
 from ...._library import C
 from ..functional import fused_swiglu_weighted
 from ._weight_attr import checked_weight_attr
+
+if TYPE_CHECKING:
+    from paddle._typing import ParamAttrLike
 
 _NAME = "WeightedSwiGLUExperts"
 _INTEGERS = (paddle.uint8, paddle.int8, paddle.int16, paddle.int32, paddle.int64)
@@ -90,7 +98,9 @@ class WeightedSwiGLUExperts(Layer):
         [10, 64]
     """
 
-    def __init__(self, num_experts, hidden_size, intermediate_size, weight_attr=None):
+    def __init__(
+        self, num_experts: int, hidden_size: int, intermediate_size: int, weight_attr: ParamAttrLike | None = None
+    ) -> None:
         super().__init__()
         self._num_experts = _checked_size("num_experts", num_experts)
         self._hidden_size = _checked_size("hidden_size", hidden_size)
@@ -107,13 +117,15 @@ class WeightedSwiGLUExperts(Layer):
         initializer = XavierUniform(fan_in=fan_in, fan_out=fan_out)
         return self.create_parameter([self._num_experts, fan_in, fan_out], attr=attr, default_initializer=initializer)
 
-    def forward(self, tokens, unzipped_probs, tokens_per_expert):
+    def forward(
+        self, tokens: Tensor, unzipped_probs: Tensor, tokens_per_expert: Sequence[int] | np.ndarray | Tensor
+    ) -> Tensor:
         # Here, outside of the unified function, to_static(full_graph=False) of 3.3 can read a tensor.
         if isinstance(tokens_per_expert, paddle.Tensor):
             tokens_per_expert = _ints_of(tokens_per_expert)
         return _weighted_swiglu_experts(tokens, unzipped_probs, self.up_gate_proj, self.down_proj, tokens_per_expert)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return (
             f"num_experts={self._num_experts}, hidden_size={self._hidden_size}, "
             f"intermediate_size={self._intermediate_size}, dtype={self.up_gate_proj.dtype}"
