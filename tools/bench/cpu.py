@@ -8,7 +8,7 @@ import paddle_gated_ops
 from . import providers, records
 from .buffers import make_sets
 from .cpu_copy import copier
-from .timing import time_calls
+from .timing import OtherWork, time_calls
 
 _OUTPUT_SHARES = {"swiglu_weighted_bwd": (2, 1), "swiglu_weighted_clamp_bwd": (2, 1), "rmsnorm_silu_gate_bwd": (1, 1)}
 
@@ -80,15 +80,20 @@ def run(case, threads, seconds, rotate, peers):
     if threads > 1:
         singles = {f"{p.name}, one thread": _on_one_thread(calls[p.name], threads) for p in found if not p.fresh}
     copies = _copies(case, count, threads)
-    us = {name: 1e6 * statistics.median(each) for name, each in time_calls({**calls, **singles, **copies}, seconds).items()}
+    with OtherWork() as other:
+        times = time_calls({**calls, **singles, **copies}, seconds)
+    us = {name: 1e6 * statistics.median(each) for name, each in times.items()}
 
     def best(new, number):
         return min(us[new, number, streaming] for streaming in (False, True))
 
+    def record(name, time, copy_us, new=False):
+        return records.timed(case, name, time, copy_us, fresh_outputs=new, others_cores=other.cores)
+
     return [
-        *(records.timed(case, "copy", best(new, threads), fresh_outputs=new) for new in (False, True)),
-        *(records.timed(case, p.name, us[p.name], best(p.fresh, threads), fresh_outputs=p.fresh) for p in found),
-        *(records.timed(case, "copy, one thread", best(False, 1), fresh_outputs=False) for _ in singles),
-        *(records.timed(case, name, us[name], best(False, 1), fresh_outputs=False) for name in singles),
+        *(record("copy", best(new, threads), None, new) for new in (False, True)),
+        *(record(p.name, us[p.name], best(p.fresh, threads), p.fresh) for p in found),
+        *(record("copy, one thread", best(False, 1), None) for _ in singles),
+        *(record(name, us[name], best(False, 1)) for name in singles),
         *left_out,
     ]

@@ -55,7 +55,7 @@ def run(peer, command, cases, job, copies, progress):
 def _record(case, first, answer, copies):
     if "skipped" in answer:
         return records.skipped(case, first["name"], answer["skipped"])
-    more = {"fresh_outputs": True} if first["device"] == "cpu" else {}
+    more = {"fresh_outputs": True, "others_cores": answer["others_cores"]} if first["device"] == "cpu" else {}
     if first["bytes_of_element"]:
         more["bytes"] = case.rows * case.columns * first["bytes_of_element"]
     return records.timed(case, first["name"], answer["us"], copies.get((*case, more.get("fresh_outputs"))), **more)

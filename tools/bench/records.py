@@ -2,7 +2,8 @@
 
 A record is a dict: the case's op, rows, columns and layout; provider; and either skipped (str: why) or us (the median time
 of a call in microseconds), bytes (the least it has to move), GB/s, copy_us (a copy of as many bytes, in the same run) and
-of_copy (that over us). On a CPU fresh_outputs says whether the call allocates its outputs, and what the copy copies into.
+of_copy (that over us). On a CPU fresh_outputs says whether the call allocates its outputs, and what the copy copies into;
+others_cores is how many cores other programs kept busy meanwhile.
 """
 
 import datetime
@@ -114,5 +115,9 @@ def table(records):
             share = f"{r['of_copy']:.0%}" if "of_copy" in r else ""
             numbers = (f"{r['us']:.1f} us", f"{r['GB/s']:.1f} GB/s" if "GB/s" in r else "", share)
         rows.append((r["op"], f"{r['rows']} x {r['columns']}{layout}", r["provider"], outputs, *numbers))
+    disturbed = sum((r.get("others_cores") or 0) >= 0.1 for r in records)
     widths = [max(len(row[k]) for row in rows if not row[4].startswith("skipped")) for k in range(7)]
-    return "\n".join("  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows)
+    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows]
+    if disturbed:
+        lines.append(f"{disturbed} of {len(records)} figures: other programs kept a tenth of a core or more busy meanwhile.")
+    return "\n".join(lines)

@@ -1,7 +1,7 @@
 """One peer, in its own process: python -m bench.peers PEER, a job in JSON on stdin, answers in JSON lines on stdout.
 
 The job has device, threads, seconds, rotate and cases. The first answer has name, versions,
-device and bytes_of_element (null: the op's), or skipped; then comes one answer a case, in order, with us or skipped.
+device and bytes_of_element (null: the op's), or skipped; then comes one answer a case, in order, with us, or skipped.
 """
 
 import importlib
@@ -17,7 +17,7 @@ import torch
 from .. import cuda_graph, oracle
 from ..arrays import make_inputs
 from ..cases import Case
-from ..timing import time_calls
+from ..timing import OtherWork, time_calls
 
 
 def _tensor(array, device):
@@ -54,7 +54,7 @@ def _time_on_gpu(call, count, case_bytes):
 
 
 def _time(peer, function, case, job):
-    """The median time of a call in microseconds, after the check of its outputs."""
+    """{"us": the median time of a call}, after the check of its outputs; on a CPU others_cores as well."""
     count = case.sets(job["rotate"])
     device = "cuda" if job["device"] == "gpu" else "cpu"
     arrays, inputs = make_inputs(case, count, lambda array: _tensor(array, device), getattr(peer, "PROBS", None))
@@ -67,8 +67,10 @@ def _time(peer, function, case, job):
         return function(**inputs[i % count])
 
     if device == "cuda":
-        return _time_on_gpu(call, count, case.bytes)
-    return 1e6 * statistics.median(time_calls({"it": call}, job["seconds"])["it"])
+        return {"us": _time_on_gpu(call, count, case.bytes)}
+    with OtherWork() as other:
+        times = time_calls({"it": call}, job["seconds"])["it"]
+    return {"us": 1e6 * statistics.median(times), "others_cores": other.cores}
 
 
 def main():
@@ -99,7 +101,7 @@ def main():
             if case.op not in functions:
                 raise NotImplementedError("it has no such op")
             with torch.no_grad():
-                answer(us=_time(peer, functions[case.op], case, job))
+                answer(**_time(peer, functions[case.op], case, job))
         except Exception as error:
             answer(skipped=f"{type(error).__name__}: {error}")
         torch._dynamo.reset()  # each case gets code of its own
