@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 import pytest  # noqa: E402
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _why_no_gpu():
     import paddle
 

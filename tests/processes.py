@@ -59,7 +59,7 @@ def work(checks):
         json.dump(found, file)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _outcomes(file):
     with tempfile.TemporaryDirectory() as folder:
         status, text = launch(file, GATED_OPS_TEST_OUTCOMES=folder)

@@ -8,8 +8,17 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import FORWARDS, RMSNORM_INPUTS, array_of, assert_same_bits, backward_into, clamped_forward, rmsnorm_forward
-from calls import swiglu_forward, tensor_of
+from calls import (
+    FORWARDS,
+    RMSNORM_INPUTS,
+    array_of,
+    assert_same_bits,
+    backward_into,
+    clamped_forward,
+    rmsnorm_forward,
+    swiglu_forward,
+    tensor_of,
+)
 from paddle_gated_ops import _amp, testing
 from paddle_gated_ops.testing import from_bf16_bits, to_bf16_bits
 

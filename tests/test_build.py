@@ -284,8 +284,8 @@ def test_a_build_finds_the_paddle_of_the_activated_environment(tmp_path):
     """As `python -m build` has it, whose isolated environment is not a child of ours."""
     folder = tmp_path / f"activated/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     write(folder / "paddle/__init__.py", PADDLE.format(cuda=False).replace("0.0", "3.9.9"))
-    code = "import sys; sys.path = ['tools'] + [p for p in sys.path if 'site-packages' not in p]; " \
-           "import site; find = site.getsitepackages; site.getsitepackages = lambda *prefixes: find(*prefixes) if prefixes else []; " \
+    code = "import site, sys; sys.path = ['tools'] + [p for p in sys.path if 'site-packages' not in p]; " \
+           "find = site.getsitepackages; site.getsitepackages = lambda *prefixes: find(*prefixes) if prefixes else []; " \
            "import toolchain; print(toolchain.import_paddle().version.full_version)"
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         others = {"VIRTUAL_ENV": "", "CONDA_PREFIX": "", "PYTHONPATH": ""}

@@ -519,7 +519,7 @@ def test_counts_as_a_tensor_where_graphs_may_break():
     for counts in (ROUTINGS[0], ROUTINGS[3], ROUTINGS[0]):
         tensor = paddle.to_tensor(counts, place=paddle.CPUPlace())
         expected = run(layer, layer, arrays, counts)
-        got = run(lambda tokens, probs, _: graph(tokens, probs, tensor), layer, arrays, counts)
+        got = run(lambda tokens, probs, _, tensor=tensor: graph(tokens, probs, tensor), layer, arrays, counts)
         assert_same(got, expected)
 
 

@@ -14,8 +14,8 @@ import paddle_gated_ops
 import paddle_gated_ops.incubate.nn.functional as F
 
 EMPTY = Parameter.empty
-# Of the documentation of paddle.incubate.nn.functional and of FlashInfer: what may be passed by position, with defaults, then
-# what goes by keyword alone.
+# Of the documentation of paddle.incubate.nn.functional and of FlashInfer: what may be passed by position, with defaults;
+# what goes by keyword alone; what comes back.
 DOCUMENTED = {
     "fused_swiglu_weighted_bwd": (
         {"o1": EMPTY, "do2_s": EMPTY, "unzipped_probs": EMPTY, "name": None},
@@ -112,7 +112,8 @@ def run_mypy(folder, script):
     (folder / "script.py").write_text(script)
     environment = {**os.environ, "MYPYPATH": str(Path(paddle_gated_ops.__file__).parent.parent)}
     # Errors inside the package are none of the user's: an installed package's are not shown.
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--disable-error-code=type-arg", "script.py"]
+    options = ["--strict", "--follow-imports=silent", "--disable-error-code=type-arg"]
+    command = [sys.executable, "-m", "mypy", *options, "script.py"]
     return subprocess.run(command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, timeout=280).stdout
 
 

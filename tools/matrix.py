@@ -5,12 +5,12 @@
     python3 tools/matrix.py --ci         the cells of CI; writes nothing
     python3 tools/matrix.py --list       prints the cells and runs none
 
-A cell is a Paddle, a Python, a setuptools, a pip and a way to install. The cells are no full product: every pair of values of
-two axes stands in one of them, where it can exist. In each cell uv makes the environment, the way is gone from a fresh copy
-of the checkout, and ``paddle_gated_ops.run_check()`` runs from an empty folder. Cells without their Python, or without nvcc
-for a GPU Paddle, are reported as left out. Logs: build/matrix/. What uv downloads lies in UV_CACHE_DIR, else in a folder
-that goes with the run; where there is a ccache, it is used. Any Python 3.9 or newer runs this; uv comes from PyPI where it is
-missing.
+A cell is a Paddle, a Python, a setuptools, a pip and a way to install. The cells are no full product: every pair of values
+of two axes stands in one of them, where it can exist. In each cell uv makes the environment, the way is gone from a fresh
+copy of the checkout, and ``paddle_gated_ops.run_check()`` runs from an empty folder. Cells without their Python, or without
+nvcc for a GPU Paddle, are reported as left out. Logs: build/matrix/. What uv downloads lies in UV_CACHE_DIR, else in a
+folder that goes with the run; where there is a ccache, it is used. Any Python 3.9 or newer runs this; uv comes from PyPI
+where it is missing.
 """
 import argparse
 import datetime
@@ -86,13 +86,10 @@ def all_pairs():
 
 
 def ci_cells():
-    """Each way to install once, over the oldest and the newest Paddle, with the axes' ends."""
-    cells = []
-    for i, way in enumerate(WAYS):
-        newest = i % 2 == 1
-        cells.append({"paddle": "paddlepaddle 3.3.1" if newest else "paddlepaddle 2.6.2", "python": "3.13" if newest else "3.9",
-                      "setuptools": "newest" if newest else "65", "pip": "newest" if newest else "22", "way": way})
-    return cells
+    """Each way to install once, by turns with the oldest of everything and the newest."""
+    oldest = {"paddle": "paddlepaddle 2.6.2", "python": "3.9", "setuptools": "65", "pip": "22"}
+    newest = {"paddle": "paddlepaddle 3.3.1", "python": "3.13", "setuptools": "newest", "pip": "newest"}
+    return [{**(newest if number % 2 else oldest), "way": way} for number, way in enumerate(WAYS)]
 
 
 def find_python(version):
@@ -115,8 +112,8 @@ def find_uv(scratch):
 def why_left_out(cell):
     if find_python(cell["python"]) is None:
         return f"no Python {cell['python']} here"
-    if "gpu" in cell["paddle"] and not shutil.which("nvcc", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin") +
-                                                    os.pathsep + os.environ["PATH"]):
+    path = os.path.join(os.environ.get("CUDA_HOME", ""), "bin") + os.pathsep + os.environ["PATH"]
+    if "gpu" in cell["paddle"] and shutil.which("nvcc", path=path) is None:
         return "no nvcc here"
     return None
 
@@ -150,7 +147,8 @@ def run_cell(cell, uv, folder, log):
 
     step([uv, "venv", "-q", "--python", find_python(cell["python"]), folder / "env"])
     extra = ["numpy<2", "decorator"] if version.startswith("2.") else []  # 2.6 does not declare them
-    step([uv, "pip", "install", "-q", "--python", python, f"{package}=={version}", setuptools, pip, "wheel", "build", *extra])
+    packages = [f"{package}=={version}", setuptools, pip, "wheel", "build", *extra]
+    step([uv, "pip", "install", "-q", "--python", python, *packages])
     checkout = folder / "checkout"
     shutil.copytree(ROOT, checkout, symlinks=True, ignore=shutil.ignore_patterns(
         ".*", "build", "dist", "log", "__pycache__", "*.so", "_C.*.json", "*.egg-info"))
@@ -174,8 +172,6 @@ def run_all(cells, scratch):
     os.environ.setdefault("UV_CACHE_DIR", str(scratch / "cache"))
     LOGS.mkdir(parents=True, exist_ok=True)
     for number, cell in enumerate(cells, 1):
-        name = ", ".join([cell["paddle"], f"Python {cell['python']}", f"setuptools {cell['setuptools']}", f"pip {cell['pip']}",
-                          cell["way"]])
         reason = why_left_out(cell)
         if reason:
             cell.update(result="left out", reason=reason)
@@ -191,35 +187,48 @@ def run_all(cells, scratch):
             shutil.rmtree(folder)
             if cell["result"] == "failed":
                 print("".join(log_path.read_text(errors="replace").splitlines(True)[-40:]), file=sys.stderr)
-        print(f"[{number}/{len(cells)}] {name}: {cell['result']} {cell.get('reason', '')} {cell.get('seconds', '')}", flush=True)
+        name = ", ".join(f"{axis} {cell[axis]}" for axis in AXES)
+        print(f"[{number}/{len(cells)}] {name}: {cell['result']} {cell.get('reason', '')}", flush=True)
         following = cells[number] if number < len(cells) else {}
         if any(following.get(axis) != cell[axis] for axis in ("paddle", "python")):
             subprocess.run([uv, "cache", "clean", "-q", cell["paddle"].split()[0]], check=True)
 
 
+def numbers_in(text):
+    return [int(number) for number in re.findall(r"\d+", text)] or [99]
+
+
 def markdown(report):
-    """The table of a report: how many cells passed, of those that ran, by Paddle and value."""
+    """The tables of a report: how many cells ran, by Paddle and value; and each cell."""
     cells = report["cells"]
     ran = [cell for cell in cells if cell["result"] != "left out"]
-    lines = [f"# Installs, {report['date']}", "", f"{sum(c['result'] == 'passed' for c in ran)} of {len(ran)} cells passed on "
-             f"{report['system']}, {report['compiler']}; made by `python3 tools/matrix.py`. A number is that of a Paddle's cells "
-             "with the value, all of them passed unless it says so; a dash: cannot exist, or had no interpreter.", ""]
+    passed = sum(cell["result"] == "passed" for cell in ran)
     paddles = list(dict.fromkeys(cell["paddle"] for cell in cells))
-    lines += ["| | " + " | ".join(paddles) + " |", "|---" * (len(paddles) + 1) + "|"]
+    lines = [
+        f"# Installs, {report['date']}",
+        "",
+        f"{passed} of {len(ran)} cells passed, {len(cells) - len(ran)} could not run; made by `python3 tools/matrix.py` on "
+        f"{report['system']} with {report['compiler']}.",
+        "The numbers are how many cells of a Paddle passed with the value; a dash: the two cannot meet, or could not here.",
+        "",
+        "| | " + " | ".join(paddles) + " |",
+        "|---" * (len(paddles) + 1) + "|",
+    ]
     for axis in AXES[1:]:
-        for value in sorted({cell[axis] for cell in cells}, key=lambda text: [int(n) for n in re.findall(r"\d+", text)] or [99]):
+        for value in sorted({cell[axis] for cell in cells}, key=numbers_in):
             row = []
             for paddle in paddles:
-                results = [c["result"] for c in ran if c["paddle"] == paddle and c[axis] == value]
-                failed = results.count("failed")
-                row.append(f"{len(results)}" + (f", {failed} FAILED" if failed else "") if results else "-")
-            label = f"`{value}`" if axis == "way" else f"{axis.capitalize() if axis == 'python' else axis} {value}"
+                results = [cell["result"] for cell in ran if cell["paddle"] == paddle and cell[axis] == value]
+                failed = f", {results.count('failed')} FAILED" if "failed" in results else ""
+                row.append(f"{results.count('passed')}{failed}" if results else "-")
+            label = f"`{value}`" if axis == "way" else f"{axis} {value}"
             lines.append(f"| {label} | " + " | ".join(row) + " |")
     lines += ["", "| Paddle | Python | setuptools | pip | NumPy | way | |", "|---|---|---|---|---|---|---|"]
     for cell in cells:
-        came = cell.get("came", {})
-        row = [cell["paddle"], *(came.get(axis, cell.get(axis, "")) for axis in ("python", "setuptools", "pip", "numpy"))]
-        lines.append("| " + " | ".join([*row, f"`{cell['way']}`", f"{cell['result']} {cell.get('reason', '')}".strip()]) + " |")
+        came = cell.get("came", cell)
+        row = [cell["paddle"], *(came.get(axis, "") for axis in ("python", "setuptools", "pip", "numpy"))]
+        row += [f"`{cell['way']}`", f"{cell['result']} {cell.get('reason', '')}".strip()]
+        lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -227,10 +236,10 @@ def main():
     parser = argparse.ArgumentParser(description="Installs the package in every way, in fresh environments.")
     parser.add_argument("--ci", action="store_true", help="run CI's cells only")
     parser.add_argument("--list", action="store_true", help="print the cells, run none")
-    parser.add_argument("--only", metavar="REGEX", default="", help="run the cells whose description matches; writes nothing")
+    parser.add_argument("--only", metavar="REGEX", default="", help="run the cells whose line in --list matches")
     options = parser.parse_args()
     cells = ci_cells() if options.ci else all_pairs()
-    cells = [cell for cell in cells if re.search(options.only, " ".join(cell.values()))]
+    cells = [cell for cell in cells if re.search(options.only, ", ".join(cell.values()))]
     if options.list:
         print("\n".join(", ".join(cell.values()) for cell in cells))
         return 0
@@ -238,8 +247,14 @@ def main():
     with tempfile.TemporaryDirectory(prefix="install-matrix-") as scratch:
         run_all(cells, Path(scratch))
     if not options.ci and not options.only:
-        compiler = subprocess.run(["c++", "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[0]
-        report = {"date": datetime.date.today().isoformat(), "system": platform.platform(), "compiler": compiler, "minutes": round((time.time() - begin) / 60), "cells": cells}
+        compiler = subprocess.run(["c++", "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        report = {
+            "date": datetime.date.today().isoformat(),
+            "system": platform.platform(),
+            "compiler": compiler.splitlines()[0],
+            "minutes": round((time.time() - begin) / 60),
+            "cells": cells,
+        }
         RESULTS.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
         RESULTS.with_suffix(".md").write_text(markdown(report))
     counts = {result: sum(cell["result"] == result for cell in cells) for result in ("passed", "failed", "left out")}

@@ -45,12 +45,13 @@ def checked_main_grad(function, name, weight):
     else:
         return main_grad
     raise ValueError(
-        f"{function}: main_grad of {name} must be a float32 Tensor of the weight's shape {list(weight.shape)}, but is {found}"
+        f"{function}: main_grad of {name} must be a float32 Tensor of the weight's shape {list(weight.shape)}, but is "
+        f"{found}"
     )
 
 
 def save_inputs(ctx, *own, **inputs):
-    """Saves a node's inputs by name, with what tells whether one is written to before the backward, and tensors of its own."""
+    """Saves a node's inputs by name, with what tells whether one is written to before the backward; and its own tensors."""
     ctx.save_for_backward(*inputs.values(), *own)
     ctx.saved = [(name, weakref.ref(tensor), tensor.inplace_version) for name, tensor in inputs.items()]
 

@@ -33,7 +33,8 @@ def build_info():
         with open(path, encoding="utf-8") as file:
             return json.load(file)
     except FileNotFoundError as error:
-        raise ImportError(f"{path} is missing, which every build writes: build paddle_gated_ops again.", name=_NAME) from error
+        message = f"{path} is missing, which every build writes: build paddle_gated_ops again."
+        raise ImportError(message, name=_NAME, path=path) from error
 
 
 def _check_paddle(paddle, path):

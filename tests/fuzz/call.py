@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from calls import array_of
 from fuzz.foreign import NO_DENSE_TENSORS, NO_TENSORS, OLD
-from fuzz.memory import WRONG_DTYPES, Buffers, View, dense_strides, layouts
+from fuzz.memory import WRONG_DTYPES, Buffers, View, layouts
 
 PLACES = ("cpu", "gpu:0") if paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() else ("cpu",)
 

@@ -67,7 +67,7 @@ def layouts(draw, shape):
 
 
 def random_bits(generator, kind, dtype, count):
-    """``count`` numbers: of magnitude 1, of any bits (Inf and NaN among them), of any finite ones, zeros, or small and whole."""
+    """``count`` numbers: of magnitude 1, of any bits (Inf and NaN among them), of any finite ones, zeros, or small ints."""
     if dtype not in ARRAY_DTYPES:
         return np.ones(count, dtype)
     bits = to_bf16_bits(generator.standard_normal(count))
@@ -100,7 +100,8 @@ class Buffers:
         base = self.bases[view.memory]
         itemsize = self.before[view.memory].itemsize
         if math.prod(view.shape) == 0:  # has no place in a buffer
-            tensor = paddle.to_tensor(np.zeros(view.shape, self.before[view.memory].dtype), dtype=view.dtype, place=base.place)
+            empty = np.zeros(view.shape, self.before[view.memory].dtype)
+            tensor = paddle.to_tensor(empty, dtype=view.dtype, place=base.place)
         else:
             tensor = paddle.as_strided(base, list(view.shape), list(view.strides), view.offset * itemsize)
         tensor.stop_gradient = not view.trainable

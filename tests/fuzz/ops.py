@@ -175,7 +175,8 @@ def rmsnorm_bwd(draw):
         found = call.tensor("workspace", "float32", (least + draw(st.sampled_from([0, 0, 1, 100, -1])),))
         if found is not None:
             view = call.views["workspace"]
-            dense = math.prod(found) == 0 or all(s == d or n == 1 for s, d, n in zip(view.strides, dense_strides(found), found))
+            dims = zip(view.strides, dense_strides(found), found)
+            dense = math.prod(found) == 0 or all(s == d or n == 1 for s, d, n in dims)
             call.shape_fault(dense and math.prod(found) >= least, "workspace")
     eps = call.number("eps", EPSILONS, BAD_EPSILONS)
     accumulate = call.number("accumulate_grad_weight", [False, "grad_weight" in given], BAD_BOOLS)

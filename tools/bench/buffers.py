@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+
 from paddle_gated_ops import testing
 from paddle_gated_ops.incubate.nn import functional as F
 

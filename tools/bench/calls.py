@@ -9,6 +9,7 @@ import time
 
 import paddle
 import paddle.nn.functional as paddle_functional
+
 from paddle_gated_ops import testing
 
 from . import providers, records

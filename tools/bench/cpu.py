@@ -3,6 +3,7 @@
 import statistics
 
 import paddle
+
 import paddle_gated_ops
 
 from . import providers, records

@@ -3,7 +3,7 @@
 import ctypes
 import subprocess
 import tempfile
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import toolchain
@@ -11,7 +11,7 @@ import toolchain
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@lru_cache(maxsize=None)
+@cache
 def _library():
     sources = [str(ROOT / "tools/bench/cpu_copy.cc"), str(ROOT / "ops/common/parallel_for.cc")]
     with tempfile.TemporaryDirectory() as folder:

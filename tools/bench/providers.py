@@ -3,6 +3,7 @@
 from typing import Callable, NamedTuple
 
 import paddle.incubate.nn.functional as paddle_functional
+
 from paddle_gated_ops.incubate.nn import functional as F
 
 from . import oracle, records

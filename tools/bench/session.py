@@ -3,8 +3,9 @@
 import sys
 
 import paddle
-import paddle_gated_ops
 from tqdm import tqdm
+
+import paddle_gated_ops
 
 from . import calls, cpu, gpu, peer_process, records
 from .peers import PEERS

@@ -50,11 +50,12 @@ def main():
     arguments = parse_arguments()
     paddle = import_paddle()
     import digits
-    import paddle_gated_ops
     import picture
     import report
     from tqdm import tqdm
     from training import BATCH_SIZE, train
+
+    import paddle_gated_ops
 
     try:
         paddle.set_device(arguments.device or ("gpu" if paddle.device.cuda.device_count() else "cpu"))

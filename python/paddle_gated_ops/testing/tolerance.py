@@ -21,7 +21,7 @@ there; and where an intermediate result leaves FP32's range, what FP32 then give
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -172,7 +172,7 @@ class _Finding(NamedTuple):
     """The worst element of an output so far."""
 
     ratio: float = 0.0
-    element: Optional[tuple] = None
+    element: tuple | None = None
     got: float = 0.0
     expected: float = 0.0
     bound: float = 0.0

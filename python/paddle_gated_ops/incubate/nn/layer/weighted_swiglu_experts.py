@@ -46,7 +46,8 @@ class WeightedSwiGLUExperts(Layer):
     o1's memory. Gradients that nobody wants are not computed.
 
     Precision: the products run in the weights' dtype. On CPU, where Paddle has no BF16 product, that is float32, with casts
-    at the activation's borders. Where ``paddle.amp.auto_cast`` acts with bfloat16, they run in BF16 whatever the weights are.
+    at the activation's borders. Where ``paddle.amp.auto_cast`` acts with bfloat16, they run in BF16 whatever the weights
+    are.
 
     Where ``up_gate_proj.main_grad`` or ``down_proj.main_grad`` (float32, the weight's shape) exists when the backward runs,
     in eager mode, the gradient is added to it in place, the weight's ``grad`` stays as it is, and the hooks of its
@@ -268,8 +269,8 @@ def _ints_of(tokens_per_expert):
         return []  # without memory it has no place
     if str(tokens_per_expert.place) != "Place(cpu)":  # is_cpu_place is a method that to_static of 3.3 stumbles over
         raise ValueError(
-            f"{_NAME}: tokens_per_expert must be a list or a tensor on the CPU, but is on {tokens_per_expert.place}; reading "
-            "it there would make the host wait for the device"
+            f"{_NAME}: tokens_per_expert must be a list or a tensor on the CPU, but is on {tokens_per_expert.place}; "
+            "reading it there would make the host wait for the device"
         )
     if tokens_per_expert.dtype not in _INTEGERS:
         raise ValueError(f"{_NAME}: tokens_per_expert must be of integers, but has dtype {tokens_per_expert.dtype}")
