@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Callable, NamedTuple
 
 import numpy as np
@@ -188,17 +190,15 @@ def assert_gradients(tensors, expected, wanted):
     assert_same_bits({n: array_of(tensors[n].grad) for n in wanted}, {n: expected[n] for n in wanted})
 
 
-UNIT = 16  # rows of the gated RMSNorm whose weight gradients FP32 adds up; chunks of rows are whole units
+def constant(name):
+    """A constant of the gated RMSNorm's kernels, from their header."""
+    header = Path(__file__).parents[1] / "ops/rmsnorm_silu_gate/rmsnorm_silu_gate.h"
+    return int(re.search(rf"\b{name} = (\d+)\b", header.read_text()).group(1))
 
 
-def fewest_rows_of_all_chunks():
-    """The rows from which on the weight's gradient has as many chunks as it ever has: the workspace grows no more."""
-    size = F.cake_rmsnorm_silu_gate_train_backward_workspace_bytes
-    low, high = 0, 2**40
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if size(middle) == size(2**40) else (middle, high)
-    return high
+UNIT = constant("kUnitRows")  # rows of the gated RMSNorm whose weight gradients FP32 adds up; chunks of rows are whole units
+ONE_UNIT_CHUNKS = UNIT * constant("kFewChunks")  # the most rows whose chunks are one unit each
+MANY_ROWS = constant("kManyRows")  # from here on there are more chunks, main ones and a tail
 
 
 def exact_inputs(rows, terms):

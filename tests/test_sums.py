@@ -5,12 +5,13 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import UNIT, array_of, exact_inputs, fewest_rows_of_all_chunks, run_rmsnorm, run_swiglu, tensor_of
+from calls import MANY_ROWS, ONE_UNIT_CHUNKS, UNIT, array_of, exact_inputs, run_rmsnorm, run_swiglu, tensor_of
 from paddle_gated_ops import testing
 from paddle_gated_ops.testing import from_bf16_bits, reference, to_bf16_bits
 
-# The most rows whose chunks are one unit each.
-CHUNKED = fewest_rows_of_all_chunks() + UNIT - 1
+CHUNKED = ONE_UNIT_CHUNKS
+# Both sides of more chunks, and rows enough for whole rounds of tail chunks.
+MANY = [MANY_ROWS - 1, MANY_ROWS, MANY_ROWS + UNIT + 1, 2 * MANY_ROWS + 5]
 
 
 @pytest.mark.parametrize("width", [8, 255, 3584, 2**16 + 8, 2**20])
@@ -39,7 +40,7 @@ def test_probs_grad_of_cancelling_terms(place):
     testing.assert_swiglu_weighted_bwd(inputs, outputs)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 63, 131, 132, 133, 513, 8191, CHUNKED, CHUNKED + 1, 32767])
+@pytest.mark.parametrize("rows", [1, 2, 7, 63, 131, 132, 133, 513, 8191, CHUNKED, CHUNKED + 1, 32767, *MANY])
 def test_grad_weight_is_the_exact_multiple(place, rows):
     terms = (np.arange(128) % 19 - 9) / 4.0  # rows * terms needs 22 bits at most
     inputs = exact_inputs(rows, terms)
@@ -52,7 +53,7 @@ def test_grad_weight_is_the_exact_multiple(place, rows):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("rows", [UNIT - 1, UNIT, UNIT + 1, CHUNKED - 1, CHUNKED + 1, 2 * CHUNKED + UNIT + 1])
+@pytest.mark.parametrize("rows", [UNIT - 1, UNIT, UNIT + 1, CHUNKED - 1, CHUNKED + 1, 2 * CHUNKED + UNIT + 1, *MANY])
 def test_grad_weight_of_nearly_constant_terms(place, rows, dtype):
     inputs = testing.rmsnorm_silu_gate_inputs(rows, seed=rows)
     row = testing.rmsnorm_silu_gate_inputs(1, seed=2)

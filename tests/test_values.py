@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from calls import UNIT, assert_same_bits, fewest_rows_of_all_chunks, run_rmsnorm, run_swiglu
+from calls import ONE_UNIT_CHUNKS, assert_same_bits, run_rmsnorm, run_swiglu
 from paddle_gated_ops import testing
 from paddle_gated_ops.testing import from_bf16_bits, to_bf16_bits
 
-# Both sides of: a vector of 8; a piece of 128 columns; 32, 128, 256, 512 vectors; and sizes of models.
-WIDTHS = [*range(1, 10), 12, 66, 100, 101, 127, 128, 129, 255, 256, 257, 264, 1016, 1024, 1025, 1032, 1408]
-WIDTHS += [2040, 2047, 2048, 2049, 2056, 3584, 3586, 4096, 4104]
+# Both sides of: a vector of 8; a piece of 128 columns; 256, 512, 768, 1024, 1536, 2048, 2304 columns, where a row's warps or
+# rounds change; and sizes of models.
+WIDTHS = [*range(1, 10), 12, 66, 100, 101, 127, 128, 129, 255, 256, 257, 264, 512, 513, 520, 767, 768, 769, 776, 1016, 1024]
+WIDTHS += [1025, 1032, 1280, 1408, 1536, 1537, 1544, 2040, 2047, 2048, 2049, 2056, 2304, 2305, 3584, 3586, 4096, 4104, 6152]
 
 # Both sides of: a unit of rows, all chunks of one unit, all of two.
-CHUNKED = fewest_rows_of_all_chunks() + UNIT - 1
+CHUNKED = ONE_UNIT_CHUNKS
 ROWS = [1, 2, 7, 15, 16, 17, 31, 33, 63, 131, 132, 133, 513, 8191, CHUNKED - 1, CHUNKED, CHUNKED + 1, CHUNKED + 17]
 ROWS += [2 * CHUNKED, 2 * CHUNKED + 1, 32767]
 

@@ -189,13 +189,14 @@ int main() {
   const float no_clamp = std::numeric_limits<float>::infinity();
   for (const Layout in : layouts) {
     for (const Layout out : layouts) {
-      for (const int64_t columns : {1, 2, 7, 8, 9, 66, 255, 256, 264, 1030, 2050}) CheckSwiglu(5, columns, in, out, no_clamp);
+      for (const int64_t columns : {1, 2, 7, 8, 9, 66, 255, 256, 264, 512, 777, 1030, 1536, 2048, 2050, 2320}) CheckSwiglu(5, columns, in, out, no_clamp);
       CheckSwiglu(9, 100, in, out, 0.5f);
       CheckSwiglu(300, 8, in, out, no_clamp);
       for (const int64_t rows : {1, 3, 16, 17, 50}) CheckNorm(rows, in, out);
     }
   }
-  CheckNorm(kUnitRows * kMaxChunks + 1, layouts[0], layouts[0]);
+  for (const int64_t rows : {kUnitRows * kFewChunks + 1, int(kManyRows) + 17}) CheckNorm(rows, layouts[0], layouts[0]);
+  CheckNorm(kManyRows + 1, layouts[2], layouts[3]);
   Check(cudaDeviceSynchronize());
   std::printf("%d comparisons with the CPU kernels passed\n", g_checks);
 }

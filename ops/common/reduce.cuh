@@ -12,6 +12,14 @@ __device__ __forceinline__ T GroupSum(T value, int width) {
   return value;
 }
 
+// The same over a whole warp.
+template <typename T>
+__device__ __forceinline__ T WarpSum(T value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(kFullWarp, value, offset);
+  return value;
+}
+
 // A tree over eight numbers of one thread.
 __device__ __forceinline__ float TreeSum8(const float (&v)[8]) {
   return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));

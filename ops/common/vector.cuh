@@ -11,67 +11,50 @@ namespace paddle_gated_ops {
 constexpr int kVectorColumns = 8;  // BF16 columns in 16 bytes
 
 // Raw bits as loaded: unpacked late, they hold half the registers while the loads are in flight.
-struct Bf16x8 {
+struct alignas(16) Bf16x8 {
   uint32_t pair[4];  // low half first
 };
+
+__device__ __forceinline__ void UnpackPair(uint32_t pair, float (&values)[2]) {
+  values[0] = __uint_as_float(pair << 16);
+  values[1] = __uint_as_float(pair & 0xffff0000u);
+}
 
 __device__ __forceinline__ void Unpack(const Bf16x8& packed, float (&values)[kVectorColumns]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    values[2 * i] = __uint_as_float(packed.pair[i] << 16);
-    values[2 * i + 1] = __uint_as_float(packed.pair[i] & 0xffff0000u);
+    float pair[2];
+    UnpackPair(packed.pair[i], pair);
+    values[2 * i] = pair[0], values[2 * i + 1] = pair[1];
   }
 }
 
 // Round to nearest, ties to even; every NaN becomes 0x7fff. The instruction begins with sm_80, as the library does.
-__device__ __forceinline__ uint32_t PackPair(float low, float high) {
+__device__ __forceinline__ uint32_t PackPair(const float (&values)[2]) {
   uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(values[1]), "f"(values[0]));
   return packed;
 }
 
 __device__ __forceinline__ Bf16x8 Pack(const float (&values)[kVectorColumns]) {
   Bf16x8 packed;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) packed.pair[i] = PackPair(values[2 * i], values[2 * i + 1]);
+  for (int i = 0; i < 4; ++i) packed.pair[i] = PackPair({values[2 * i], values[2 * i + 1]});
   return packed;
 }
 
 // How the kernels access rows. All three give a thread the same columns, and so the same bits.
 enum Access {
   kStrided,  // element by element: columns lie apart
-  kShifted,  // aligned 16-byte accesses of rows that begin anywhere, shifted into place
+  kShifted,  // 32-bit loads and 16-byte stores of rows that begin anywhere, shifted into place (shifted.cuh)
   kVector,   // 16-byte accesses of aligned rows
 };
 
-// Elements `shift` to `shift + 7` of the sixteen in (low, high); `shift` is 0 to 8.
-__device__ __forceinline__ Bf16x8 Extract(const Bf16x8& low, const Bf16x8& high, int shift) {
-  uint32_t w[9] = {low.pair[0],  low.pair[1],  low.pair[2],  low.pair[3], high.pair[0],
-                   high.pair[1], high.pair[2], high.pair[3], 0};
-  if (shift & 8) {
-#pragma unroll
-    for (int i = 0; i < 5; ++i) w[i] = w[i + 4];
-  }
-  if (shift & 4) {
-#pragma unroll
-    for (int i = 0; i < 7; ++i) w[i] = w[i + 2];
-  }
-  if (shift & 2) {
-#pragma unroll
-    for (int i = 0; i < 6; ++i) w[i] = w[i + 1];
-  }
-  Bf16x8 result;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) result.pair[i] = __funnelshift_r(w[i], w[i + 1], (shift & 1) * 16);
-  return result;
-}
-
+// Plain loads; __ldcs (evict first) for rows, 1 % faster on an H200 in the SwiGLU kernels, 2 % slower in the norm's.
 __device__ __forceinline__ Bf16x8 LoadAligned(const Bf16* from) {
   const uint4 raw = *reinterpret_cast<const uint4*>(from);
   return {{raw.x, raw.y, raw.z, raw.w}};
 }
-
-// Streaming loads (evict first). On an H200 1 % faster than plain ones in the SwiGLU kernels, 2 % slower in the norm's.
 __device__ __forceinline__ Bf16x8 LoadAlignedStreaming(const Bf16* from) {
   const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
   return {{raw.x, raw.y, raw.z, raw.w}};
@@ -100,54 +83,59 @@ __device__ __forceinline__ void StoreSome(const Bf16x8& packed, Bf16* to, int64_
   }
 }
 
-// How far a row's start, and with it the start of each thread's columns, lies past a 16-byte boundary, in elements.
-__device__ __forceinline__ int Misalignment(const Bf16* row) {
-  return int(reinterpret_cast<uintptr_t>(row) / sizeof(Bf16) % kVectorColumns);
-}
-
-// The eight aligned elements from `column` on, which need not be in the row [0, columns): what is outside is not touched.
-__device__ __forceinline__ Bf16x8 LoadGranule(const Bf16* row, int64_t column, int64_t columns) {
-  if (column >= 0 && column + kVectorColumns <= columns) return LoadAligned(row + column);
-  return LoadSome(row + column, 1, int(column < 0 ? -column : 0), int(min(columns - column, int64_t(kVectorColumns))));
-}
-
-// Columns [column, column + 8) of a row of `columns`; zeros past its end. A thread with no columns left gets zeros.
-// Inputs may be an output's memory (the in-place forms), so no load goes through the non-coherent path.
+// One row of a tensor, read and written eight columns at a time. Load starts a read, and Value waits for it; columns past the
+// row's end are zeros and not touched. Inputs may be an output's memory (the in-place forms), so no load goes through the
+// non-coherent path. Strided rows may have more columns than an int counts.
 template <Access kAccess>
-__device__ __forceinline__ Bf16x8 Load8(const Bf16* row, int64_t column, int64_t stride, int64_t columns) {
-  if (kAccess == kVector) return LoadAligned(row + column);
-  if (kAccess == kStrided) {
+struct InputRow;
+template <Access kAccess>
+struct OutputRow;
+
+template <>
+struct InputRow<kVector> {
+  using Bits = Bf16x8;
+  using Column = int;
+  const Bf16* row;
+
+  __device__ __forceinline__ InputRow(const Bf16* data, int64_t) : row(data) {}
+  __device__ __forceinline__ Bits Load(int column, int columns, bool inside) const {
+    return inside || column < columns ? LoadAlignedStreaming(row + column) : Bits{};
+  }
+  __device__ __forceinline__ Bf16x8 Value(const Bits& bits) const { return bits; }
+};
+
+template <>
+struct OutputRow<kVector> {
+  Bf16* row;
+
+  __device__ __forceinline__ OutputRow(Bf16* data, int64_t) : row(data) {}
+  __device__ __forceinline__ void Store(const Bf16x8& own, int column, int) const { StoreAligned(own, row + column); }
+};
+
+template <>
+struct InputRow<kStrided> {
+  using Bits = Bf16x8;
+  using Column = int64_t;
+  const Bf16* row;
+  int64_t stride;
+
+  __device__ __forceinline__ InputRow(const Bf16* data, int64_t column_stride) : row(data), stride(column_stride) {}
+  __device__ __forceinline__ Bits Load(int64_t column, int64_t columns, bool) const {
     return LoadSome(row + column * stride, stride, 0, int(min(columns - column, int64_t(kVectorColumns))));
   }
-  const int shift = Misalignment(row);
-  const Bf16x8 low = LoadGranule(row, column - shift, columns);
-  const Bf16x8 high = shift == 0 ? Bf16x8{} : LoadGranule(row, column - shift + kVectorColumns, columns);
-  return Extract(low, high, shift);
-}
+  __device__ __forceinline__ Bf16x8 Value(const Bits& bits) const { return bits; }
+};
 
-// The counterpart. With kShifted the whole warp must call it; `lane` counts the threads of a row, `lanes` of them
-// neighbours in a warp, and one that has nothing to store has column >= columns.
-template <Access kAccess>
-__device__ __forceinline__ void Store8(const Bf16x8& packed, Bf16* row, int64_t column, int64_t stride, int64_t columns,
-                                       int lane, int lanes) {
-  if (kAccess == kVector) return StoreAligned(packed, row + column);
-  const int count = int(min(columns - column, int64_t(kVectorColumns)));
-  if (kAccess == kStrided) return StoreSome(packed, row + column * stride, stride, 0, count);
-  const int shift = Misalignment(row);
-  // The aligned eight that end inside this thread's columns begin with the last `shift` of the thread before.
-  Bf16x8 before;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) before.pair[i] = __shfl_up_sync(kFullWarp, packed.pair[i], 1);
-  if (count <= 0) return;
-  const bool first = lane % lanes == 0, last = lane % lanes == lanes - 1 || column + kVectorColumns >= columns;
-  if (!first && count >= kVectorColumns - shift) {
-    StoreAligned(Extract(before, packed, kVectorColumns - shift), row + column - shift);
-  } else {
-    if (!first) StoreSome(before, row + column - kVectorColumns, 1, kVectorColumns - shift, kVectorColumns);
-    StoreSome(packed, row + column, 1, 0, min(count, kVectorColumns - shift));
+template <>
+struct OutputRow<kStrided> {
+  Bf16* row;
+  int64_t stride;
+
+  __device__ __forceinline__ OutputRow(Bf16* data, int64_t column_stride) : row(data), stride(column_stride) {}
+  __device__ __forceinline__ void Store(const Bf16x8& own, int64_t column, int64_t columns) const {
+    StoreSome(own, row + column * stride, stride, 0, int(min(columns - column, int64_t(kVectorColumns))));
   }
-  if (last) StoreSome(packed, row + column, 1, kVectorColumns - shift, count);
-}
+};
 
 // The fastest access that suits a view; null views, which are not there, suit each.
 template <typename T>

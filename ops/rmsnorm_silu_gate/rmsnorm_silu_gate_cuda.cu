@@ -2,7 +2,7 @@
 
 #include "common/launch.cuh"
 #include "common/reduce.cuh"
-#include "common/vector.cuh"
+#include "common/shifted.cuh"
 #include "rmsnorm_silu_gate/rmsnorm_silu_gate.h"
 #include "rmsnorm_silu_gate/rmsnorm_silu_gate_math.h"
 
@@ -12,7 +12,7 @@ namespace {
 using FwdParams = RmsNormSiluGateFwdParams;
 using BwdParams = RmsNormSiluGateBwdParams;
 
-// A block takes a chunk of rows, a unit of 16 rows at a time: 16 lanes a row, 8 columns a lane.
+// A block takes a chunk, a unit of 16 rows at a time: 16 lanes a row, 8 columns a lane.
 constexpr int kLanes = kNormSize / kVectorColumns;
 constexpr int kBlockThreads = kUnitRows * kLanes;
 constexpr int kFlushUnits = 16;  // FP32 additions in sequence before FP64 takes over
@@ -34,22 +34,35 @@ __device__ __forceinline__ void LoadWeight(const Bf16* weight, int64_t stride, i
   for (int i = 0; i < kVectorColumns; ++i) values[i] = Bf16ToFloat(weight[(column + i) * stride]);
 }
 
-// With shifted accesses the threads of a row past the last come along, as neighbours hand each other elements.
 template <Access kAccess>
-__device__ __forceinline__ void StoreRow8(const Bf16x8& packed, Bf16* row, int column, int64_t stride, bool active) {
-  if (kAccess != kShifted && !active) return;
-  Store8<kAccess>(packed, row, column, stride, active ? kNormSize : 0, threadIdx.x, kLanes);
+__device__ __forceinline__ Bf16x8 LoadRow8(const Bf16* row, int column, int64_t stride) {
+  if (kAccess == kVector) return LoadAligned(row + column);
+  const InputRow<kAccess> input(row, stride);
+  return input.Value(input.Load(column, kNormSize, column + kVectorColumns < kNormSize));
+}
+
+// With shifted accesses the threads of a row past the last come along, as neighbours hand each other columns.
+template <Access kAccess>
+__device__ __forceinline__ void StoreRow8(const Bf16x8& own, Bf16* row, int column, int64_t stride, bool active) {
+  const OutputRow<kAccess> output(row, stride);
+  if constexpr (kAccess == kShifted) {
+    output.Store(LaneBefore(own), own, column, active ? kNormSize : 0);
+    if (active && column + kVectorColumns == kNormSize) output.StoreRest(own, column, kNormSize);
+  } else {
+    if (active) output.Store(own, column, kNormSize);
+  }
 }
 
 // [rows, 128] x 2 -> [rows, 128]; a block takes a unit.
 template <Access kAccess, bool kOneDim>
 __global__ void __launch_bounds__(kBlockThreads, 1) RmsNormSiluGateFwdKernel(const __grid_constant__ FwdParams p) {
+  WaitForEarlierKernels();
   const int column = threadIdx.x % kLanes * kVectorColumns;
   const int64_t row = int64_t(blockIdx.x) * kUnitRows + threadIdx.x / kLanes;
   const bool active = row < p.space.rows;  // all lanes of a warp stay for the shuffles
   const RowIndex index = MakeRowIndex<kOneDim>(p.space, active ? row : 0);
   const auto load = [&](const auto& view) {
-    return Load8<kAccess>(RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, kNormSize);
+    return LoadRow8<kAccess>(RowPointer<kOneDim>(p.space, view, index), column, view.column_stride);
   };
   const Bf16x8 x_bits = load(p.x), gate_bits = load(p.gate);
   float x[8], gate[8], weight[8], output[8];
@@ -72,7 +85,7 @@ __device__ __forceinline__ RowBits LoadRowBits(const BwdParams& p, int64_t row, 
   if (row < p.space.rows) {
     const RowIndex index = MakeRowIndex<kOneDim>(p.space, row);
     const auto load = [&](const auto& view) {
-      return Load8<kAccess>(RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, kNormSize);
+      return LoadRow8<kAccess>(RowPointer<kOneDim>(p.space, view, index), column, view.column_stride);
     };
     bits = {load(p.output_grad), load(p.x), load(p.gate)};
   }
@@ -83,10 +96,10 @@ __device__ __forceinline__ RowBits LoadRowBits(const BwdParams& p, int64_t row, 
 template <Access kAccess, bool kOneDim, bool kWeightGrad>
 __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
     RmsNormSiluGateBwdKernel(const __grid_constant__ BwdParams p) {
+  WaitForEarlierKernels();
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const int column = lane * kVectorColumns;
-  const int64_t units = UnitCount(p.space.rows);
-  const int64_t begin = ChunkBegin(units, gridDim.x, blockIdx.x), end = ChunkBegin(units, gridDim.x, blockIdx.x + 1);
+  const Chunk chunk = ChunkOf(p.space.rows, blockIdx.x);
 
   float weight[8];
   LoadWeight(p.weight, p.weight_stride, column, weight);
@@ -106,12 +119,12 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
     }
   };
 
-  RowBits next = LoadRowBits<kAccess, kOneDim>(p, begin * kUnitRows + group, column);
+  RowBits next = LoadRowBits<kAccess, kOneDim>(p, chunk.begin * kUnitRows + group, column);
   int until_flush = kFlushUnits;
-  for (int64_t unit = begin; unit < end; ++unit) {  // the same bounds for the whole block: the shuffles need each lane
+  for (int64_t unit = chunk.begin; unit < chunk.end; unit += chunk.step) {  // the same bounds for the whole block: the shuffles need each lane
     const RowBits bits = next;
     const int64_t row = unit * kUnitRows + group;
-    if (unit + 1 < end) next = LoadRowBits<kAccess, kOneDim>(p, row + kUnitRows, column);
+    if (unit + chunk.step < chunk.end) next = LoadRowBits<kAccess, kOneDim>(p, row + chunk.step * kUnitRows, column);
     const bool active = row < p.space.rows;
 
     float x[8], output_grad[8], gate[8];
@@ -149,6 +162,7 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
   }
 
   if (kWeightGrad) {
+    if (gridDim.x > 1) LetNextKernelCome();
     flush();
     __syncthreads();
     if (threadIdx.x < kNormSize) {
@@ -170,6 +184,7 @@ constexpr int kSumColumns = 8;
 constexpr int kSumSegments = 32;
 
 __global__ void __launch_bounds__(kSumColumns* kSumSegments) SumChunksKernel(const __grid_constant__ BwdParams p) {
+  WaitForEarlierKernels();
   const int chunks = ChunkCount(p.space.rows);
   const int column = blockIdx.x * kSumColumns + threadIdx.x % kSumColumns;
   const int segment = threadIdx.x / kSumColumns;

@@ -3,7 +3,7 @@
 
 #include "common/launch.cuh"
 #include "common/reduce.cuh"
-#include "common/vector.cuh"
+#include "common/shifted.cuh"
 #include "swiglu_weighted/swiglu_weighted.h"
 #include "swiglu_weighted/swiglu_weighted_math.h"
 
@@ -13,168 +13,283 @@ namespace {
 using FwdParams = SwigluWeightedFwdParams;
 using BwdParams = SwigluWeightedBwdParams;
 
-// A row is the work of a group of threads, kVectorColumns columns each at a time. Narrow rows share a block (blockDim
-// is {lanes of a group, rows}); a row of more than 32 vectors has a block of its own. The group's size depends on the
-// row's width alone, and with it the order of the sum.
-constexpr int kBlockThreads = 256;
-constexpr int kMaxRowThreads = kBlockThreads;
+// A row is the work of neighbouring threads, eight columns each in a round; blockDim is {threads of a row, rows}.
+constexpr int kMaxRowThreads = 256;
+constexpr int kMaxWarps = kMaxRowThreads / 32;
+constexpr int kWarpColumns = 32 * kVectorColumns;
+constexpr int kWarpRowsThreads = 128;  // of a block whose rows take a warp or less
+constexpr int64_t kMaxIntColumns = int64_t(1) << 30;  // past it column numbers are 64-bit, in the strided kernels alone
 
-// One row of a view, read and written 8 columns at a time; a null view is not there. `columns` is 0 for a thread whose row is
-// past the last: with shifted accesses it has to come along, as neighbours hand each other elements.
-template <Access kAccess, typename T>
-struct RowCursor {
-  T* row;
-  int64_t stride, columns;
+// How many blocks of kMaxRowThreads a multiprocessor shall hold, which sets a thread's registers. More threads beat prefetches
+// where a row takes one round (on an H200 98 % of a copy's rate against 96 % at 2048 columns); with several it is the reverse.
+// The clamp takes some more.
+constexpr int MinBlocks(Access access, bool one_dim, bool clamp, bool once) {
+  return access == kStrided || !one_dim ? 1 : 4 + once - clamp;
+}
 
-  __device__ __forceinline__ Bf16x8 Load(int64_t column) const {
-    return kAccess == kVector ? LoadAlignedStreaming(row + column) : Load8<kAccess>(row, column, stride, columns);
-  }
-  __device__ __forceinline__ void Store(int64_t column, const float (&values)[kVectorColumns]) const {
-    if (row == nullptr) return;
-    Store8<kAccess>(Pack(values), row, column, stride, columns, threadIdx.x, min(int(blockDim.x), 32));
-  }
-};
-
-// The thread's row, and its place in it.
-template <Access kAccess, bool kOneDim, typename Params>
+template <Access kAccess, bool kOneDim>
 struct RowThread {
-  const Params& p;
+  const RowSpace& space;
   const int64_t row;
   const bool active;
   const RowIndex index;
 
-  __device__ __forceinline__ explicit RowThread(const Params& params)
-      : p(params),
+  __device__ __forceinline__ explicit RowThread(const RowSpace& row_space)
+      : space(row_space),
         row(int64_t(blockIdx.x) * blockDim.y + threadIdx.y),
-        active(row < p.space.rows),
-        index(MakeRowIndex<kOneDim>(p.space, active ? row : 0)) {}
+        active(row < space.rows),
+        index(MakeRowIndex<kOneDim>(space, active ? row : 0)) {}
 
   template <typename T>
   __device__ __forceinline__ T* Pointer(const RowView<T>& view) const {
-    return view.data == nullptr ? nullptr : RowPointer<kOneDim>(p.space, view, index);
+    return RowPointer<kOneDim>(space, view, index);
   }
-  template <typename T>
-  __device__ __forceinline__ RowCursor<kAccess, T> Cursor(const RowView<T>& view) const {
-    return {Pointer(view), view.column_stride, active ? p.intermediate_size : 0};
+  __device__ __forceinline__ InputRow<kAccess> Input(const RowView<const Bf16>& view) const {
+    return {Pointer(view), view.column_stride};
   }
-  // Calls body(column) for each eight columns of the thread.
-  template <typename Body>
-  __device__ __forceinline__ void ForEachColumn(const Body& body) const {
-    const int64_t own = threadIdx.x * kVectorColumns, step = blockDim.x * kVectorColumns;
-    if (kAccess == kShifted) {
-      for (int64_t begin = 0; begin < p.intermediate_size; begin += step) body(begin + own);  // the whole warp
-    } else if (active) {
-      for (int64_t column = own; column < p.intermediate_size; column += step) body(column);
-    }
+  __device__ __forceinline__ OutputRow<kAccess> Output(const RowView<Bf16>& view) const {
+    return {Pointer(view), view.column_stride};
   }
 };
 
-// [rows, I] x 2 and [rows] -> [rows, I]
-template <Access kAccess, bool kOneDim, bool kClamp>
-__global__ void __launch_bounds__(kBlockThreads) SwigluWeightedFwdKernel(const __grid_constant__ FwdParams p) {
-  const RowThread<kAccess, kOneDim, FwdParams> thread(p);
-  const auto gate_row = thread.Cursor(p.gate), up_row = thread.Cursor(p.up);
-  const auto output_row = thread.Cursor(p.output);
-  const float prob = *thread.Pointer(p.probs);
-  thread.ForEachColumn([&](int64_t column) {
-    const Bf16x8 gate_bits = gate_row.Load(column), up_bits = up_row.Load(column);
-    float gate[8], up[8], output[8];
-    Unpack(gate_bits, gate), Unpack(up_bits, up);
+// Takes a row's threads through its columns: in each round body(eight columns of each input, of each output) computes, after
+// loading() has passed the time in which they come. All threads of a block come along to the last round, those past the row's
+// end and those of rows past the last with zeros.
+template <Access kAccess, bool kOnce, int kInputs, int kOutputs, typename Loading, typename Body>
+__device__ __forceinline__ void ForEachRound(const InputRow<kAccess> (&inputs)[kInputs],
+                                             const OutputRow<kAccess> (&outputs)[kOutputs], const bool (&wanted)[kOutputs],
+                                             typename InputRow<kAccess>::Column width, bool active, const Loading& loading,
+                                             const Body& body) {
+  using Column = typename InputRow<kAccess>::Column;
+  using Bits = typename InputRow<kAccess>::Bits;
+  constexpr bool kPrefetch = kAccess == kVector && !kOnce;  // into registers, a round ahead
+  const Column own = threadIdx.x * kVectorColumns, step = blockDim.x * kVectorColumns, columns = active ? width : 0;
+  __shared__ typename Neighbours<kOutputs, kMaxWarps>::Slots slots;
+  Neighbours<kOutputs, kMaxWarps> neighbours(slots);
+
+  const auto load = [&](Bits(&bits)[kInputs], Column column, bool inside) {
 #pragma unroll
-    for (int i = 0; i < kVectorColumns; ++i) output[i] = SwigluWeightedForward<kClamp>(gate[i], up[i], prob, p.clamp);
-    output_row.Store(column, output);
-  });
+    for (int i = 0; i < kInputs; ++i) bits[i] = inputs[i].Load(column, columns, inside);
+  };
+  Bits next[kInputs] = {};
+  if (kPrefetch) load(next, own, false);
+  for (Column begin = 0; begin < width; begin += step) {
+    const Column column = begin + own;
+    Bits bits[kInputs];
+    if (kPrefetch) {
+#pragma unroll
+      for (int i = 0; i < kInputs; ++i) bits[i] = next[i];
+      load(next, column + step, false);
+    } else if (begin + Column(threadIdx.x / 32 + 1) * kWarpColumns < columns) {  // one answer for a warp
+      load(bits, column, true);
+    } else {
+      load(bits, column, false);
+    }
+    if constexpr (kAccess == kShifted) {
+      if (column + step < columns) {
+#pragma unroll
+        for (int i = 0; i < kInputs; ++i) inputs[i].Prefetch(column + step);
+      }
+    }
+    loading();
+
+    Bf16x8 values[kInputs], results[kOutputs];
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) values[i] = inputs[i].Value(bits[i]);
+    body(values, results);
+    if constexpr (kAccess == kShifted) {
+      neighbours.Publish(results);
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) {
+        if (wanted[i]) outputs[i].Store(neighbours.Before(i, results[i]), results[i], column, columns);
+      }
+      if (begin + step >= width && threadIdx.x == blockDim.x - 1) {
+#pragma unroll
+        for (int i = 0; i < kOutputs; ++i) {
+          if (wanted[i]) outputs[i].StoreRest(results[i], column, columns);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) {
+        if (wanted[i] && column < columns) outputs[i].Store(results[i], column, columns);
+      }
+    }
+    if (kOnce) break;
+  }
 }
 
-// probs_grad: a tree over each eight FP32 terms, FP64 from there on.
-__device__ __forceinline__ double RowSum(double sum) {
-  sum = GroupSum(sum, min(int(blockDim.x), 32));
-  if (blockDim.x <= 32) return sum;
-  __shared__ double warp_sums[kMaxRowThreads / 32];
-  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int warp = 1; warp < int(blockDim.x / 32); ++warp) sum += warp_sums[warp];
-  }
-  return sum;  // the row's in thread 0
+// [rows, I] x 2 and [rows] -> [rows, I]
+template <Access kAccess, bool kOneDim, bool kClamp, bool kOnce>
+__global__ void __launch_bounds__(kMaxRowThreads, MinBlocks(kAccess, kOneDim, kClamp, kOnce))
+    SwigluWeightedFwdKernel(const __grid_constant__ FwdParams p) {
+  WaitForEarlierKernels();
+  const RowThread<kAccess, kOneDim> thread(p.space);
+  const float prob = *thread.Pointer(p.probs);
+  const InputRow<kAccess> inputs[] = {thread.Input(p.gate), thread.Input(p.up)};
+  const OutputRow<kAccess> outputs[] = {thread.Output(p.output)};
+  const auto loading = [] {};
+  const auto body = [&](const Bf16x8(&values)[2], Bf16x8(&results)[1]) {
+    float gate[8], up[8], output[8];
+    Unpack(values[0], gate), Unpack(values[1], up);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) output[i] = SwigluWeightedForward<kClamp>(gate[i], up[i], prob, p.clamp);
+    results[0] = Pack(output);
+  };
+  ForEachRound<kAccess, kOnce>(inputs, outputs, {true}, p.intermediate_size, thread.active, loading, body);
 }
+
+// probs_grad of the block's rows: a tree over each 256 columns, in FP32 over eight and in FP64 from there on, and the trees in
+// the order of the columns. So a row's number of threads does not matter to its sum.
+class RowSum {
+ public:
+  static constexpr int kRounds = 8;
+  using Slots = double[kRounds][kMaxWarps];  // the trees that wait to be added
+
+  __device__ __forceinline__ explicit RowSum(Slots& slots) : slots_(slots) {}
+
+  // A thread's sum over its eight columns of this round; Settle must come between two calls, from the whole block.
+  __device__ __forceinline__ void Put(float eight) {
+    eight_ = eight;
+    waiting_ = true;
+  }
+  __device__ __forceinline__ void Settle() {
+    if (!waiting_) return;
+    waiting_ = false;
+    const double tree = blockDim.x < 32 ? GroupSum(double(eight_), blockDim.x) : WarpSum(double(eight_));
+    if (blockDim.x <= 32) {
+      sum_ += tree;
+      return;
+    }
+    if (rounds_ == kRounds) {
+      Collect();
+      __syncthreads();
+    }
+    if (threadIdx.x % 32 == 0) slots_[rounds_][threadIdx.x / 32] = tree;
+    ++rounds_;
+  }
+  // The row's sum, in its first thread.
+  __device__ __forceinline__ double Total() {
+    Settle();
+    if (blockDim.x > 32) Collect();
+    return sum_;
+  }
+
+ private:
+  __device__ __forceinline__ void Collect() {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+#pragma unroll 1
+      for (int round = 0; round < rounds_; ++round) {
+#pragma unroll 1
+        for (int warp = 0; warp < int(blockDim.x / 32); ++warp) sum_ += slots_[round][warp];
+      }
+    }
+    rounds_ = 0;
+  }
+  Slots& slots_;
+  double sum_ = 0.0;
+  float eight_ = 0.0f;
+  bool waiting_ = false;
+  int rounds_ = 0;
+};
 
 // [rows, I] x 3 and [rows] -> [rows, I] x 3 and [rows]: every element is read once and written once.
-template <Access kAccess, bool kOneDim, bool kClamp>
-__global__ void __launch_bounds__(kBlockThreads) SwigluWeightedBwdKernel(const __grid_constant__ BwdParams p) {
-  const RowThread<kAccess, kOneDim, BwdParams> thread(p);
-  const auto gate_row = thread.Cursor(p.gate), up_row = thread.Cursor(p.up), output_grad_row = thread.Cursor(p.output_grad);
-  const auto gate_grad_row = thread.Cursor(p.gate_grad), up_grad_row = thread.Cursor(p.up_grad);
-  const auto output_row = thread.Cursor(p.output);
+template <Access kAccess, bool kOneDim, bool kClamp, bool kOnce>
+__global__ void __launch_bounds__(kMaxRowThreads, MinBlocks(kAccess, kOneDim, kClamp, kOnce))
+    SwigluWeightedBwdKernel(const __grid_constant__ BwdParams p) {
+  WaitForEarlierKernels();
+  const RowThread<kAccess, kOneDim> thread(p.space);
   const float prob = *thread.Pointer(p.probs);
-  double sum = 0.0;
-  thread.ForEachColumn([&](int64_t column) {
-    const Bf16x8 gate_bits = gate_row.Load(column), up_bits = up_row.Load(column),
-                 output_grad_bits = output_grad_row.Load(column);
-    float gate[8], up[8], output_grad[8];
-    Unpack(gate_bits, gate), Unpack(up_bits, up), Unpack(output_grad_bits, output_grad);
-
-    float gate_grad[8], up_grad[8], output[8], probs_terms[8];
+  const InputRow<kAccess> inputs[] = {thread.Input(p.gate), thread.Input(p.up), thread.Input(p.output_grad)};
+  const OutputRow<kAccess> outputs[] = {thread.Output(p.gate_grad), thread.Output(p.up_grad), thread.Output(p.output)};
+  const bool input_grad = p.gate_grad.data != nullptr;
+  __shared__ RowSum::Slots slots;
+  RowSum sum(slots);
+  const auto loading = [&] { sum.Settle(); };  // of the round before
+  const auto body = [&](const Bf16x8(&values)[3], Bf16x8(&results)[3]) {
+    float pair_sums[4];
 #pragma unroll
-    for (int i = 0; i < kVectorColumns; ++i) {
-      const SwigluWeightedGrads grads = SwigluWeightedBackward<kClamp>(gate[i], up[i], output_grad[i], prob, p.clamp);
-      gate_grad[i] = grads.gate_grad;
-      up_grad[i] = grads.up_grad;
-      output[i] = grads.output;
-      probs_terms[i] = grads.probs_term;
+    for (int i = 0; i < 4; ++i) {  // a pair of columns at a time takes fewer registers than eight at once
+      float gate[2], up[2], output_grad[2], gate_grad[2], up_grad[2], output[2], probs_terms[2];
+      UnpackPair(values[0].pair[i], gate), UnpackPair(values[1].pair[i], up), UnpackPair(values[2].pair[i], output_grad);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const SwigluWeightedGrads grads = SwigluWeightedBackward<kClamp>(gate[j], up[j], output_grad[j], prob, p.clamp);
+        gate_grad[j] = grads.gate_grad;
+        up_grad[j] = grads.up_grad;
+        output[j] = grads.output;
+        probs_terms[j] = grads.probs_term;
+      }
+      results[0].pair[i] = PackPair(gate_grad);
+      results[1].pair[i] = PackPair(up_grad);
+      results[2].pair[i] = PackPair(output);
+      pair_sums[i] = probs_terms[0] + probs_terms[1];
     }
     // Columns past the row's end were loaded as zeros, and a zero's term is 0.
-    sum += double(TreeSum8(probs_terms));
-    gate_grad_row.Store(column, gate_grad);
-    up_grad_row.Store(column, up_grad);
-    output_row.Store(column, output);
-  });
+    sum.Put((pair_sums[0] + pair_sums[1]) + (pair_sums[2] + pair_sums[3]));
+  };
+  ForEachRound<kAccess, kOnce>(inputs, outputs, {input_grad, input_grad, p.output.data != nullptr}, p.intermediate_size,
+                               thread.active, loading, body);
   if (p.probs_grad.data == nullptr) return;
-  sum = RowSum(sum);
-  if (thread.active && threadIdx.x == 0) *thread.Pointer(p.probs_grad) = float(sum);
+  const double total = sum.Total();
+  if (thread.active && threadIdx.x == 0) *thread.Pointer(p.probs_grad) = float(total);
 }
 
-dim3 BlockShape(int64_t columns) {
-  const int64_t vectors = (columns + kVectorColumns - 1) / kVectorColumns;
-  if (vectors > 32) {
-    // Two rounds of half the threads beat one: on an H200 by 7 % at 1408 columns, by 3 % at 1536.
-    const int64_t rounds = std::max<int64_t>(vectors > 128 ? 2 : 1, (vectors + kMaxRowThreads - 1) / kMaxRowThreads);
-    const int64_t threads = (vectors + rounds - 1) / rounds;  // all rounds as full as can be
-    return dim3(unsigned((threads + 31) / 32 * 32));
+// How many warps a row has, of `rounds` that one warp would take. Results do not depend on it; these are the fastest on an H200.
+int RowWarps(Access access, int64_t rounds) {
+  if (access == kShifted) {
+    // Two rounds at least, as prefetches begin with the second; three warps where that leaves fewer idle in the last round.
+    if (rounds < 8) return rounds < 4 ? 1 : 2;
+    return (rounds + 2) / 3 * 3 < (rounds + 3) / 4 * 4 - 1 ? 3 : 4;
   }
+  if (rounds == 5 || rounds == 6) return 3;
+  return int(rounds <= kMaxWarps ? rounds : std::min<int64_t>((rounds + 2) / 3, kMaxWarps));
+}
+
+dim3 BlockShape(Access access, int64_t columns) {
+  const int warps = RowWarps(access, (columns + kWarpColumns - 1) / kWarpColumns);
+  if (warps > 1) return dim3(unsigned(warps * 32));
   unsigned lanes = 1;
-  while (lanes < vectors) lanes *= 2;
-  return dim3(lanes, kBlockThreads / lanes);
+  while (lanes * kVectorColumns < columns && lanes < 32) lanes *= 2;
+  return dim3(lanes, kWarpRowsThreads / lanes);
 }
 
 template <typename Params>
 using Kernel = void (*)(Params);
 
-// [Access][one leading dimension][clamp]
-#define GATED_OPS_INSTANTIATE(kernel, access)                              \
-  {                                                                        \
-    {kernel<access, false, false>, kernel<access, false, true>}, {         \
-      kernel<access, true, false>, kernel<access, true, true>              \
-    }                                                                      \
+// [one leading dimension][clamp] of an access
+#define GATED_OPS_INSTANTIATE(kernel, access, once)                                    \
+  {                                                                                    \
+    {kernel<access, false, false, once>, kernel<access, false, true, once>}, {         \
+      kernel<access, true, false, once>, kernel<access, true, true, once>              \
+    }                                                                                  \
   }
-constexpr Kernel<FwdParams> kFwdKernels[3][2][2] = {GATED_OPS_INSTANTIATE(SwigluWeightedFwdKernel, kStrided),
-                                                    GATED_OPS_INSTANTIATE(SwigluWeightedFwdKernel, kShifted),
-                                                    GATED_OPS_INSTANTIATE(SwigluWeightedFwdKernel, kVector)};
-constexpr Kernel<BwdParams> kBwdKernels[3][2][2] = {GATED_OPS_INSTANTIATE(SwigluWeightedBwdKernel, kStrided),
-                                                    GATED_OPS_INSTANTIATE(SwigluWeightedBwdKernel, kShifted),
-                                                    GATED_OPS_INSTANTIATE(SwigluWeightedBwdKernel, kVector)};
+// [Access; after the last, aligned rows of one round]
+constexpr Kernel<FwdParams> kFwdKernels[4][2][2] = {GATED_OPS_INSTANTIATE(SwigluWeightedFwdKernel, kStrided, false),
+                                                    GATED_OPS_INSTANTIATE(SwigluWeightedFwdKernel, kShifted, false),
+                                                    GATED_OPS_INSTANTIATE(SwigluWeightedFwdKernel, kVector, false),
+                                                    GATED_OPS_INSTANTIATE(SwigluWeightedFwdKernel, kVector, true)};
+constexpr Kernel<BwdParams> kBwdKernels[4][2][2] = {GATED_OPS_INSTANTIATE(SwigluWeightedBwdKernel, kStrided, false),
+                                                    GATED_OPS_INSTANTIATE(SwigluWeightedBwdKernel, kShifted, false),
+                                                    GATED_OPS_INSTANTIATE(SwigluWeightedBwdKernel, kVector, false),
+                                                    GATED_OPS_INSTANTIATE(SwigluWeightedBwdKernel, kVector, true)};
 #undef GATED_OPS_INSTANTIATE
 
 // `views` are those of [rows, I].
 template <typename Params, typename... Views>
-int Launch(const Kernel<Params> (&kernels)[3][2][2], const Params& p, int device, void* stream, const Views&... views) {
+int Launch(const Kernel<Params> (&kernels)[4][2][2], const Params& p, int device, void* stream, const Views&... views) {
   const DeviceGuard guard(device);
   if (guard.status() != cudaSuccess) return guard.status();
+  const int64_t columns = p.intermediate_size;
   Access access = std::min({BestAccess(p.space, views)...});
-  if (access == kVector && p.intermediate_size % kVectorColumns != 0) access = kShifted;
-  const dim3 block = BlockShape(p.intermediate_size);
+  if (access == kVector && columns % kVectorColumns != 0) access = kShifted;
+  if (columns > kMaxIntColumns) access = kStrided;
+  const dim3 block = BlockShape(access, columns);
+  const bool once = access == kVector && int64_t(block.x) * kVectorColumns >= columns;
   const int64_t blocks = (p.space.rows + block.y - 1) / block.y;  // past 2^31 - 1 only with over 2^39 elements
-  return LaunchKernel(kernels[access][p.space.ndim == 1][!std::isinf(p.clamp)], dim3(unsigned(blocks)), block, p, stream);
+  return LaunchKernel(kernels[access + once][p.space.ndim == 1][!std::isinf(p.clamp)], dim3(unsigned(blocks)), block, p,
+                      stream);
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ def _check_swiglu_weighted(place):
 
 def _check_rmsnorm_silu_gate(place):
     worst = {}
-    for rows in (5, 1000, 20000):  # one chunk, several, and as many as there can be
+    for rows in (5, 1000, 20000):  # one chunk of rows, several, and several units of rows in a chunk
         inputs = testing.rmsnorm_silu_gate_inputs(rows)
         tensors = [testing.bf16_tensor(inputs[name], place) for name in ("grad_out", "x", "z", "weight")]
         grad_weight = testing.float_tensor(np.full(128, np.nan, np.float32), place)
