@@ -3,7 +3,6 @@
 #pragma once
 
 #include "common/numerics.h"
-#include "common/reduce.cuh"
 #include "common/row_space.h"
 
 namespace paddle_gated_ops {
