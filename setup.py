@@ -69,10 +69,13 @@ class BuildExtension(build_ext):
         include_dirs = [("-I" if folder in own else "-isystem") + folder
                         for folder in flags.include_dirs + (nvcc.include_dirs if nvcc else [])]
         macros = ["-DPADDLE_GATED_OPS_WITH_CUDA", "-DPADDLE_WITH_CUDA"] if nvcc else []
+        gpu_code = [flag.split(",code=")[1] for flag in gencode] if nvcc else []
         env_flags = shlex.split(os.environ.get("CXXFLAGS", ""))  # before ours, which decide the numbers
         paddle_flags = [flag for flag in flags.extra_compile_args["cxx"] if flag != "-w"]
         compile_cxx = [*cxx, *env_flags, *paddle_flags, "-D_GLIBCXX_USE_CXX11_ABI=1", *macros,
                        *CXX_FLAGS, *include_dirs]
+        if nvcc:  # for messages
+            compile_cxx.append(f'-DPADDLE_GATED_OPS_GPU_CODE="{", ".join(gpu_code)}"')
         commands = {source: [*compile_cxx, "-c", source] for source in CXX_SOURCES}
         tools = [cxx_version, paddle.version.full_version, paddle.version.commit]
         if nvcc:  # .cu files see no Paddle, so they take none of its flags
@@ -97,7 +100,7 @@ class BuildExtension(build_ext):
             "paddle": paddle.version.full_version,
             "cxx": f"{Path(toolchain.host_compiler(cxx)).name} {cxx_version}",
             "nvcc": re.findall(r"release ([\d.]+)|$", nvcc.version)[0] if nvcc else None,
-            "gpu_code": [flag.split(",code=")[1] for flag in gencode] if nvcc else [],
+            "gpu_code": gpu_code,
         }, indent=1) + "\n")
 
     def copy_extensions_to_source(self):

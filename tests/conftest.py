@@ -41,6 +41,22 @@ def place(request):
     paddle.set_device(before)
 
 
+@pytest.fixture
+def cuda():
+    """The CUDA runtime. The test starts on the first GPU, and leaves no error for the next call to find."""
+    import paddle
+
+    from cuda_runtime import GPU, Cuda
+
+    before = paddle.get_device()
+    paddle.set_device(GPU)
+    runtime = Cuda()
+    yield runtime
+    runtime.synchronize()
+    assert runtime.runtime.cudaPeekAtLastError() == 0
+    paddle.set_device(before)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _static_functions_live_on():
     """Paddle finds the executor of a to_static program by the Python id of objects: one that reuses the id of a program

@@ -14,7 +14,7 @@ if [ ! -x "${CUDA_HOME:-}/bin/nvcc" ] && ! command -v nvcc >/dev/null; then
 fi
 scratch=$(mktemp -d)
 trap 'rm -r "$scratch"' EXIT
-macros=(-DPADDLE_WITH_CUDA -DPADDLE_GATED_OPS_WITH_CUDA)
+macros=(-DPADDLE_WITH_CUDA -DPADDLE_GATED_OPS_WITH_CUDA '-DPADDLE_GATED_OPS_GPU_CODE=""')
 
 for version in 3.3.1 2.6.2; do
     python=$(export PADDLE_VERSION=$version; . tools/env.sh >&2; echo "$PYTHON")

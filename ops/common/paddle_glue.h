@@ -27,6 +27,7 @@
 #pragma pop_macro("PADDLE_WITH_CUDA")
 
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
+#include "common/cuda_error.h"
 #include "common/device_guard.h"
 #endif
 
@@ -83,6 +84,10 @@ class LaunchError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Whether Paddle had no memory to give. It says so by exceptions of several types, not all of them in public headers, which
+// its own functions raise as MemoryError.
+inline bool IsOutOfMemory(const std::exception& error) { return std::strstr(error.what(), "ResourceExhausted") != nullptr; }
+
 // The body of an eager entry: errors as TypeError and ValueError, prefixed with the function's name.
 template <typename Body>
 auto WithPythonErrors(const char* function, const Body& body) -> decltype(body()) {
@@ -92,6 +97,12 @@ auto WithPythonErrors(const char* function, const Body& body) -> decltype(body()
     const std::string message = Text(function, ": ", error.what());
     if (error.kind == ArgumentError::kType) throw py::type_error(message);
     throw py::value_error(message);
+  } catch (const py::error_already_set&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (!IsOutOfMemory(error)) throw;
+    PyErr_SetString(PyExc_MemoryError, error.what());
+    throw py::error_already_set();
   }
 }
 
@@ -366,10 +377,12 @@ inline void* CurrentStream(const paddle::Tensor& tensor) {
 }
 
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
-inline void CheckCuda(const char* function, int status) {
+inline void CheckCuda(const char* function, int status, int device) {
   const auto error = cudaError_t(status);
   if (error == cudaSuccess) return;
-  throw LaunchError(Text(function, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
+  // Raised here, it is not left for the next caller of cudaGetLastError to find.
+  if (cudaPeekAtLastError() == error) cudaGetLastError();
+  throw LaunchError(Text(function, ": ", DescribeCudaError(error, device, PADDLE_GATED_OPS_GPU_CODE)));
 }
 #endif
 
@@ -377,9 +390,11 @@ inline void CheckCuda(const char* function, int status) {
 inline void FillBytes(const paddle::Tensor& tensor, void* data, int64_t bytes, int byte) {
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
   if (tensor.place().GetType() == phi::AllocationType::GPU) {
-    const DeviceGuard guard(tensor.place().GetDeviceId());
-    CheckCuda("memset", guard.status());
-    CheckCuda("memset", cudaMemsetAsync(data, byte, bytes, static_cast<cudaStream_t>(CurrentStream(tensor))));
+    const int device = tensor.place().GetDeviceId();
+    const DeviceGuard guard(device);
+    CheckCuda("cudaSetDevice", guard.status(), device);
+    const auto stream = static_cast<cudaStream_t>(CurrentStream(tensor));
+    CheckCuda("cudaMemsetAsync", cudaMemsetAsync(data, byte, bytes, stream), device);
     return;
   }
 #endif
@@ -434,7 +449,7 @@ void Launch([[maybe_unused]] const char* function, const Params& params, [[maybe
             [[maybe_unused]] const paddle::Tensor& tensor) {
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
   if (place.GetType() == phi::AllocationType::GPU) {
-    CheckCuda(function, kCudaLauncher(params, place.GetDeviceId(), CurrentStream(tensor)));
+    CheckCuda(function, kCudaLauncher(params, place.GetDeviceId(), CurrentStream(tensor)), place.GetDeviceId());
     return;
   }
 #endif

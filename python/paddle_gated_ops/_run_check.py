@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 
 from . import testing
-from ._library import C
+from ._library import C, build_info
 from ._threads import get_num_threads
 from ._version import __version__
 from .incubate.nn import functional as F
@@ -25,10 +25,12 @@ def run_check() -> dict[str, dict[str, float]]:
 
     Raises:
         AssertionError: a result misses its bound; the message names the op, the result and the element.
+        RuntimeError: a GPU could not run an op: the library is built for other GPUs, say.
     """
     print(f"paddle_gated_ops {__version__}, Paddle {paddle.__version__}, {get_num_threads()} CPU thread(s)")
     places: dict[str, Any] = {"cpu": paddle.CPUPlace()}
     if C.with_cuda:
+        print(f"GPU code: {', '.join(build_info()['gpu_code'])}")
         places.update((f"gpu:{i}", paddle.CUDAPlace(i)) for i in range(paddle.device.cuda.device_count()))
     worst: dict[str, dict[str, float]] = {}
     for name, place in places.items():
