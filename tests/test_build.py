@@ -188,8 +188,10 @@ def test_the_wheels_contents_are_a_fixed_list(project):
     ignored = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT / "python", project / "python", ignore=ignored)
     write(project / "tests/test_x.py", "")
+    write(project / "LICENSE", "")
     done, wheel = build_wheel(project)  # with the real Paddle
     assert wheel, done.stdout
+    assert any(name.endswith("/LICENSE") for name in names_of(wheel))
     names = [name for name in names_of(wheel) if ".dist-info/" not in name]
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     built = ["_C" + suffix, "_C" + suffix.replace(".so", ".json")]

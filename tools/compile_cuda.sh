@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles all that a GPU build compiles, without a GPU and without a GPU build of Paddle (tools/build_gpu_wheel.sh
 # builds against one):
-#   - each ops/*/*_cuda.cu for sm_80 and sm_90; prints each kernel's registers and fails where one spills any;
+#   - each ops/*/*_cuda.cu for sm_80 and sm_90; prints each kernel's registers and fails where one spills any, or at a warning;
 #   - ops/module.cc and each ops/*/*_op.cc as for a GPU build, against the headers of Paddle 3.3.1 and 2.6.2, whose
 #     CPU packages hold the GPU headers too (a syntax check).
 # Skipped, with exit status 0, where there is no nvcc (CUDA_HOME, else PATH).
@@ -47,7 +47,8 @@ for source in "${cuda_sources[@]}"; do
     for arch in 80 90; do
         echo "-- $source for sm_$arch"
         log=$scratch/$(basename "$source").sm_$arch.log
-        "$nvcc" "${nvcc_flags[@]}" "${macros[@]}" -Iops "-gencode=arch=compute_$arch,code=sm_$arch" -Xptxas -v \
+        # The unknown pragmas are the device's, as the host's half of a function sees them.
+        "$nvcc" "${nvcc_flags[@]}" -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas -Werror=all-warnings "${macros[@]}" -Iops "-gencode=arch=compute_$arch,code=sm_$arch" -Xptxas -v \
             -c "$source" -o "$scratch/object.o" >"$log" 2>&1 || { cat "$log"; exit 1; }
         # ptxas gives three lines to a kernel: its name, its stack and spills, its registers.
         awk '/Compiling entry function/ { split($0, part, "\x27"); kernel = part[2] }

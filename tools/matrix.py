@@ -109,6 +109,11 @@ def find_uv(scratch):
     return str(scratch / "uv/bin/uv")
 
 
+def extra_packages(paddle):
+    """What Paddle 2.6 needs and does not declare."""
+    return ["numpy<2", "decorator"] if paddle.split()[1].startswith("2.") else []
+
+
 def why_left_out(cell):
     if find_python(cell["python"]) is None:
         return f"no Python {cell['python']} here"
@@ -146,8 +151,7 @@ def run_cell(cell, uv, folder, log):
             raise Failed(" ".join(Path(word).name if "/" in str(word) else str(word) for word in command)[:200])
 
     step([uv, "venv", "-q", "--python", find_python(cell["python"]), folder / "env"])
-    extra = ["numpy<2", "decorator"] if version.startswith("2.") else []  # 2.6 does not declare them
-    packages = [f"{package}=={version}", setuptools, pip, "wheel", "build", *extra]
+    packages = [f"{package}=={version}", *extra_packages(cell["paddle"]), setuptools, pip, "wheel", "build"]
     step([uv, "pip", "install", "-q", "--python", python, *packages])
     checkout = folder / "checkout"
     shutil.copytree(ROOT, checkout, symlinks=True, ignore=shutil.ignore_patterns(
