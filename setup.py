@@ -157,6 +157,7 @@ if __name__ == "__main__":
         toolchain.fail(f"paddle-gated-ops builds on Linux only, and this is {sys.platform}.")
     setup(
         version=version(),
+        license="Apache-2.0",
         # The CUDA sources join in build_extension, which knows the installed Paddle: an sdist is made without one.
         ext_modules=[Extension("paddle_gated_ops._C", CXX_SOURCES, depends=HEADERS, language="c++")],
         cmdclass={"build_ext": BuildExtension},
