@@ -49,7 +49,8 @@ for source in "${cuda_sources[@]}"; do
         log=$scratch/$(basename "$source").sm_$arch.log
         # The unknown pragmas are the device's, as the host's half of a function sees them.
         "$nvcc" "${nvcc_flags[@]}" -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas -Werror=all-warnings \
-            "${macros[@]}" -Iops "-gencode=arch=compute_$arch,code=sm_$arch" -Xptxas -v -c "$source" -o "$scratch/object.o" >"$log" 2>&1 || { cat "$log"; exit 1; }
+            "${macros[@]}" -Iops "-gencode=arch=compute_$arch,code=sm_$arch" -Xptxas -v \
+            -c "$source" -o "$scratch/object.o" >"$log" 2>&1 || { cat "$log"; exit 1; }
         # ptxas gives three lines to a kernel: its name, its stack and spills, its registers.
         awk '/Compiling entry function/ { split($0, part, "\x27"); kernel = part[2] }
              /bytes spill stores/ { spills = $5 + $9 }
