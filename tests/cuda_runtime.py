@@ -1,4 +1,4 @@
-"""The CUDA runtime, called past Paddle, for the tests of what only a GPU can show. No compute kernel of Paddle's runs here."""
+"""The CUDA runtime, called past Paddle, for what only a GPU can show. No compute kernel of Paddle's runs here."""
 
 import contextlib
 import ctypes
@@ -111,7 +111,7 @@ class Graph:
 def capture(cuda, stream, work):
     """The graph of what work() puts on the stream.
 
-    In the strictest mode, where a synchronization, or memory asked of CUDA by whatever thread, ends the capture with an error.
+    In the strictest mode, where a synchronization, or memory asked of CUDA, by whatever thread ends it with an error.
     """
     handle = ctypes.c_void_p()
     with paddle.device.cuda.stream_guard(stream):

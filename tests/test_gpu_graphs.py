@@ -112,10 +112,10 @@ RMSNORM_LIKE = {"grad_x": "x", "grad_z": "z", "grad_weight": "weight"}
 
 
 def in_own_memory(op, rows, seed=0):
-    """A call of the op into given outputs and workspace: inputs and outputs by name, and the function that makes the call."""
+    """A call of the op into given outputs and workspace: inputs and outputs by name, and what makes the call."""
     if op == "swiglu":
-        inputs, like, function, options = testing.swiglu_weighted_inputs(rows, 264, seed=seed), SWIGLU_LIKE, None, {}
-        function = F.fused_swiglu_weighted_bwd_out
+        inputs, like = testing.swiglu_weighted_inputs(rows, 264, seed=seed), SWIGLU_LIKE
+        function, options = F.fused_swiglu_weighted_bwd_out, {}
     elif op == "train forward":
         inputs, like = testing.rmsnorm_silu_gate_inputs(rows, seed=seed), {"out": "x"}
         inputs.pop("grad_out")
@@ -123,7 +123,8 @@ def in_own_memory(op, rows, seed=0):
     else:
         inputs, like = testing.rmsnorm_silu_gate_inputs(rows, seed=seed), RMSNORM_LIKE
         floats = F.cake_rmsnorm_silu_gate_train_backward_workspace_bytes(rows, GPU) // 4
-        function, options = F.cake_rmsnorm_silu_gate_train_backward, {"workspace": tensor_of(np.zeros(floats, np.float32), GPU)}
+        function = F.cake_rmsnorm_silu_gate_train_backward
+        options = {"workspace": tensor_of(np.zeros(floats, np.float32), GPU)}
         if op == "accumulate":
             options["accumulate_grad_weight"] = True
     tensors = tensors_of(inputs, GPU)
@@ -145,8 +146,8 @@ def expected_of(op, rows, seed, total):
 
 
 def new_contents(cuda, op, tensors, rows, seed):
-    make = testing.swiglu_weighted_inputs if op == "swiglu" else testing.rmsnorm_silu_gate_inputs
-    arrays = make(rows, 264, seed=seed) if op == "swiglu" else make(rows, seed=seed)
+    swiglu, rmsnorm = testing.swiglu_weighted_inputs, testing.rmsnorm_silu_gate_inputs
+    arrays = swiglu(rows, 264, seed=seed) if op == "swiglu" else rmsnorm(rows, seed=seed)
     for name, tensor in tensors.items():
         cuda.upload(tensor, arrays[name])
 

@@ -120,8 +120,9 @@ def test_python_threads_on_their_own_streams(cuda):
         worker.join(120)
     assert not any(worker.is_alive() for worker in workers) and not errors, errors
     cuda.synchronize()
-    for i, outputs in ((i, outputs) for i in range(len(inputs)) for outputs in results[i]):
-        assert_same_bits(named(RMSNORM_OUTPUTS, outputs), expected[i])
+    for i, each in enumerate(results):
+        for outputs in each:
+            assert_same_bits(named(RMSNORM_OUTPUTS, outputs), expected[i])
 
 
 # ---- Several devices

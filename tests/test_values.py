@@ -161,13 +161,41 @@ def test_rmsnorm_eps_and_magnitudes_of_x(place, eps):
     testing.assert_rmsnorm_silu_gate_bwd(inputs, outputs, eps=eps, compute_grad_weight=False)
 
 
-@pytest.mark.parametrize("eps", [1e-12, 1.0])
+@pytest.mark.parametrize("eps", [1e-12, 1e-6, 1.0])
 def test_rmsnorm_rows_of_zeros(place, eps):
     inputs = testing.rmsnorm_silu_gate_inputs(40, seed=4)
     inputs["x"][::2] = 0
     outputs = check_rmsnorm(inputs, place, eps=eps)
     assert not (outputs["grad_z"][::2] & 0x7FFF).any()
     assert np.isfinite(from_bf16_bits(outputs["grad_x"])).all()
+
+
+def test_rmsnorm_rows_of_zeros_without_eps(place):
+    """1 / sqrt(0) is Inf, and 0 * Inf NaN, as FP32 has it; the other rows do not see it."""
+    inputs = testing.rmsnorm_silu_gate_inputs(40, seed=4)
+    inputs["x"][::2] = 0
+    outputs = check_rmsnorm(inputs, place, eps=0.0)
+    odd = {name: array if name == "weight" else array[1::2] for name, array in inputs.items()}
+    expected = run_rmsnorm(odd, place, eps=0.0)
+    for name in ("grad_x", "grad_z"):
+        assert np.isnan(from_bf16_bits(outputs[name][::2])).all()
+        np.testing.assert_array_equal(outputs[name][1::2], expected[name])
+    assert np.isnan(from_bf16_bits(outputs["grad_weight"])).all()
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("large", [1, 64, 127])
+def test_rmsnorm_rows_that_mix_large_and_small(place, large, eps):
+    """1e30 beside 1e-30, whose squares' sum leaves FP32's range, and 1e15 beside 1e-30, whose does not."""
+    for scale in (1e30, 1e15):
+        inputs = testing.rmsnorm_silu_gate_inputs(40, seed=9)
+        x = from_bf16_bits(inputs["x"])
+        x[:, :large] *= scale
+        x[:, large:] *= 1e-30
+        inputs["x"] = to_bf16_bits(x)
+        outputs = check_rmsnorm(inputs, place, eps=eps)
+        for name in ("grad_x", "grad_z"):
+            assert not np.isnan(from_bf16_bits(outputs[name])).any(), name
 
 
 def test_rmsnorm_one_column_of_a_row(place):

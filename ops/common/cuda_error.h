@@ -16,9 +16,9 @@ inline bool IsForAnotherGpu(cudaError_t error) {
 // What a launch cannot cause itself: a kernel launched before, by whomever, has failed, and all calls say so from then on.
 inline bool IsOfEarlierWork(cudaError_t error) {
   return error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout || error == cudaErrorAssert ||
-         error == cudaErrorHardwareStackError || error == cudaErrorIllegalInstruction || error == cudaErrorMisalignedAddress ||
-         error == cudaErrorInvalidAddressSpace || error == cudaErrorInvalidPc || error == cudaErrorLaunchFailure ||
-         error == cudaErrorECCUncorrectable;
+         error == cudaErrorHardwareStackError || error == cudaErrorIllegalInstruction ||
+         error == cudaErrorMisalignedAddress || error == cudaErrorInvalidAddressSpace || error == cudaErrorInvalidPc ||
+         error == cudaErrorLaunchFailure || error == cudaErrorECCUncorrectable;
 }
 
 // `gpu_code` is what the library is built for, such as "sm_80, sm_90".
