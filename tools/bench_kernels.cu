@@ -22,13 +22,13 @@
 
 using namespace paddle_gated_ops;
 
-#define CHECK(call)                                                                             \
-  do {                                                                                          \
-    const cudaError_t status_ = cudaError_t(call);                                              \
-    if (status_ != cudaSuccess) {                                                               \
-      std::fprintf(stderr, "%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(status_));      \
-      std::exit(1);                                                                             \
-    }                                                                                           \
+#define CHECK(call)                                                                        \
+  do {                                                                                     \
+    const cudaError_t status_ = cudaError_t(call);                                         \
+    if (status_ != cudaSuccess) {                                                          \
+      std::fprintf(stderr, "%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(status_)); \
+      std::exit(1);                                                                        \
+    }                                                                                      \
   } while (0)
 
 // Sums of four uniform numbers in (-1, 1), scaled to a variance of 1.
@@ -119,9 +119,10 @@ void CompareBf16(const char* name, const std::vector<Bf16>& device, const std::v
 }
 
 void Report(const std::string& op, int64_t rows, int64_t columns, double bytes, double us, double copy_us) {
-  std::printf("{\"op\": \"%s\", \"rows\": %lld, \"columns\": %lld, \"us\": %.2f, \"TB/s\": %.3f, \"copy_us\": %.2f, "
-              "\"of_copy\": %.3f}\n",
-              op.c_str(), (long long)rows, (long long)columns, us, bytes / us * 1e-6, copy_us, copy_us / us);
+  std::printf(
+      "{\"op\": \"%s\", \"rows\": %lld, \"columns\": %lld, \"us\": %.2f, \"TB/s\": %.3f, \"copy_us\": %.2f, "
+      "\"of_copy\": %.3f}\n",
+      op.c_str(), (long long)rows, (long long)columns, us, bytes / us * 1e-6, copy_us, copy_us / us);
   std::fflush(stdout);
 }
 
@@ -192,9 +193,9 @@ void BenchSwiglu(int64_t rows, int64_t columns, int64_t offset = 0) {
     CHECK(LaunchSwigluWeightedFwdCuda(forward, 0, stream));
   });
   for (SwigluWeightedBwdParams& p : params) {
-    for (const void* pointer : {(const void*)(p.gate.data - offset), (const void*)p.output_grad.data,
-                                (const void*)p.probs.data, (const void*)p.gate_grad.data, (const void*)p.output.data,
-                                (const void*)p.probs_grad.data}) {
+    for (const void* pointer :
+         {(const void*)(p.gate.data - offset), (const void*)p.output_grad.data, (const void*)p.probs.data,
+          (const void*)p.gate_grad.data, (const void*)p.output.data, (const void*)p.probs_grad.data}) {
       CHECK(cudaFree(const_cast<void*>(pointer)));
     }
   }
@@ -253,9 +254,9 @@ void BenchNorm(int64_t rows, int64_t z_stride = kNormSize) {
     CHECK(LaunchRmsNormSiluGateFwdCuda(forward, 0, stream));
   });
   for (RmsNormSiluGateBwdParams& p : params) {
-    for (const void* pointer : {(const void*)p.output_grad.data, (const void*)p.x.data, (const void*)p.gate.data,
-                                (const void*)p.x_grad.data, (const void*)p.gate_grad.data,
-                                (const void*)p.weight_grad_fp32, (const void*)p.chunk_sums}) {
+    for (const void* pointer :
+         {(const void*)p.output_grad.data, (const void*)p.x.data, (const void*)p.gate.data, (const void*)p.x_grad.data,
+          (const void*)p.gate_grad.data, (const void*)p.weight_grad_fp32, (const void*)p.chunk_sums}) {
       CHECK(cudaFree(const_cast<void*>(pointer)));
     }
   }
@@ -270,8 +271,8 @@ int main(int argc, char** argv) {
   if (which == "all" || which == "cases") {
     cudaDeviceProp properties;
     CHECK(cudaGetDeviceProperties(&properties, 0));
-    std::printf("{\"gpu\": \"%s\", \"sm\": %d%d, \"multiprocessors\": %d, \"cuda\": %d}\n",
-                properties.name, properties.major, properties.minor, properties.multiProcessorCount, CUDART_VERSION);
+    std::printf("{\"gpu\": \"%s\", \"sm\": %d%d, \"multiprocessors\": %d, \"cuda\": %d}\n", properties.name,
+                properties.major, properties.minor, properties.multiProcessorCount, CUDART_VERSION);
     const double us = Time(1, 1, [](int, cudaStream_t stream) { Empty<<<1, 32, 0, stream>>>(); });
     Report("empty kernel", 0, 0, 0, us, us);
   }
@@ -284,15 +285,15 @@ int main(int argc, char** argv) {
   }
   if (which != "norm") {
     for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{8, 2048},
-                                                                               {1024, 2048},
-                                                                               {4096, 1536},
-                                                                               {65536, 768},
-                                                                               {131072, 1024},
-                                                                               {65536, 1408},
-                                                                               {131072, 1536},
-                                                                               {65536, 2048},
-                                                                               {60000, 3584},
-                                                                               {32768, 7168}}) {
+                                                                                {1024, 2048},
+                                                                                {4096, 1536},
+                                                                                {65536, 768},
+                                                                                {131072, 1024},
+                                                                                {65536, 1408},
+                                                                                {131072, 1536},
+                                                                                {65536, 2048},
+                                                                                {60000, 3584},
+                                                                                {32768, 7168}}) {
       BenchSwiglu(rows, columns);
     }
     if (which == "all") BenchSwiglu(65536, 2050), BenchSwiglu(65536, 2047), BenchSwiglu(65536, 2048, 1);

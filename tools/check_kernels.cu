@@ -1,8 +1,8 @@
 // Compares the CUDA kernels with the CPU kernels over small sizes and every way to lay rows out: no Paddle, no Python.
 // tools/check_kernels.sh runs it, alone or under compute-sanitizer.
 //
-// Each tensor is a view into a buffer of its own: rows begin `offset` elements in and lie `pad` elements further apart than they
-// are long, and columns lie `step` apart. What the views leave free is filled with canaries, which must survive.
+// Each tensor is a view into a buffer of its own: rows begin `offset` elements in and lie `pad` elements further apart than
+// they are long, and columns lie `step` apart. What the views leave free is filled with canaries, which must survive.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -115,8 +115,9 @@ RowSpace Space(int64_t rows) {
 }
 
 void CheckSwiglu(int64_t rows, int64_t columns, Layout in, Layout out, float clamp) {
-  const std::string name = "swiglu_weighted rows " + std::to_string(rows) + " columns " + std::to_string(columns) + " offset " +
-                           std::to_string(in.offset) + "/" + std::to_string(out.offset) + " step " + std::to_string(in.step);
+  const std::string name = "swiglu_weighted rows " + std::to_string(rows) + " columns " + std::to_string(columns) +
+                           " offset " + std::to_string(in.offset) + "/" + std::to_string(out.offset) + " step " +
+                           std::to_string(in.step);
   const RowSpace space = Space(rows);
   Matrix o1(rows, 2 * columns, in, false), output_grad(rows, columns, in, false);
   Matrix do1(rows, 2 * columns, out, true), output(rows, columns, out, true), forward(rows, columns, out, true);
@@ -167,7 +168,8 @@ void CheckNorm(int64_t rows, Layout in, Layout out) {
     p.x_grad = grad_x.View<Bf16>(gpu, space), p.gate_grad = grad_z.View<Bf16>(gpu, space);
     p.weight_grad_fp32 = grad_weight.At(gpu), p.weight_grad_stride = 1;
     p.chunk_sums = chunk_sums.At(gpu);
-    const RmsNormSiluGateFwdParams f = {space, p.eps, p.x, p.gate, p.weight, p.weight_stride, forward.View<Bf16>(gpu, space)};
+    const RmsNormSiluGateFwdParams f = {
+        space, p.eps, p.x, p.gate, p.weight, p.weight_stride, forward.View<Bf16>(gpu, space)};
     if (gpu) {
       Check(LaunchRmsNormSiluGateBwdCuda(p, 0, nullptr));
       Check(LaunchRmsNormSiluGateFwdCuda(f, 0, nullptr));
@@ -189,7 +191,8 @@ int main() {
   const float no_clamp = std::numeric_limits<float>::infinity();
   for (const Layout in : layouts) {
     for (const Layout out : layouts) {
-      for (const int64_t columns : {1, 2, 7, 8, 9, 66, 255, 256, 264, 512, 777, 1030, 1536, 2048, 2050, 2320}) CheckSwiglu(5, columns, in, out, no_clamp);
+      for (const int64_t columns : {1, 2, 7, 8, 9, 66, 255, 256, 264, 512, 777, 1030, 1536, 2048, 2050, 2320})
+        CheckSwiglu(5, columns, in, out, no_clamp);
       CheckSwiglu(9, 100, in, out, 0.5f);
       CheckSwiglu(300, 8, in, out, no_clamp);
       for (const int64_t rows : {1, 3, 16, 17, 50}) CheckNorm(rows, in, out);

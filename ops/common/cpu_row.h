@@ -1,11 +1,11 @@
 // BF16 rows for the CPU kernels, in pieces of 128 columns, two columns at a time. Stands alone: no Paddle.
 //
-// A word of 32 bits holds two neighbouring columns, so that all of a loop over words has one lane width: the compiler needs no
-// widening, narrowing or shuffling on any vector unit.
+// A word of 32 bits holds two neighbouring columns, so that all of a loop over words has one lane width: the compiler needs
+// no widening, narrowing or shuffling on any vector unit.
 //
-// How the loops are cut decides their speed. A loop whose iterations are one long chain of operations fills the CPU's scheduler
-// with instructions that wait; the same work as two shorter loops, with what they hand over in the L1 cache, ran twice as fast.
-// So the sigmoid, the longest chain, has a loop of its own.
+// How the loops are cut decides their speed. A loop whose iterations are one long chain of operations fills the CPU's
+// scheduler with instructions that wait; the same work as two shorter loops, with what they hand over in the L1 cache, ran
+// twice as fast. So the sigmoid, the longest chain, has a loop of its own.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 #include "common/numerics.h"
 #include "common/row_space.h"
 
-// INDEPENDENT: the next loop's iterations read nothing that another one writes. NO_UNROLL: left as a loop for the vectorizer,
-// which GCC would else unroll first and then not vectorize.
+// INDEPENDENT: the next loop's iterations read nothing that another one writes. NO_UNROLL: left as a loop for the
+// vectorizer, which GCC would else unroll first and then not vectorize.
 #if defined(__clang__)
 #define GATED_OPS_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #define GATED_OPS_NO_UNROLL

@@ -13,9 +13,9 @@ namespace paddle_gated_ops {
 
 constexpr int64_t kHugePage = int64_t(2) << 20;
 
-// Asks the kernel for huge pages in memory that is about to be written from end to end. Large CPU tensors are fresh memory in
-// each call, and the faults of its 4 KiB pages cost more than the work. Only whole huge pages inside the memory are asked for:
-// nothing beyond it becomes resident. A hint: where huge pages are off or there are none, small ones come as ever.
+// Asks the kernel for huge pages in memory that is about to be written from end to end. Large CPU tensors are fresh memory
+// in each call, and the faults of its 4 KiB pages cost more than the work. Only whole huge pages inside the memory are asked
+// for: nothing beyond it becomes resident. A hint: where huge pages are off or there are none, small ones come as ever.
 // GATED_OPS_HUGE_PAGES=0 switches it off.
 inline void AdviseHugePages(void* data, int64_t bytes) {
 #ifdef __linux__

@@ -10,8 +10,8 @@
 namespace paddle_gated_ops {
 
 // A kernel of ours may be launched while the one before it in the stream still ends (programmatic dependent launch; compute
-// capability 9.0): an H200 gains 0.3 to 1 us each time. So every kernel begins with this: it returns when all that the stream
-// had before is done, and its memory can be read and written.
+// capability 9.0): an H200 gains 0.3 to 1 us each time. So every kernel begins with this: it returns when all that the
+// stream had before is done, and its memory can be read and written.
 __device__ __forceinline__ void WaitForEarlierKernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

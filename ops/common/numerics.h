@@ -65,16 +65,16 @@ GATED_OPS_INLINE Bf16 DoubleToBf16(double value) {
 }
 
 #ifndef __CUDA_ARCH__
-// exp(-x), 2^-126 at least and Inf from x = -88.73 on; for a NaN some number. Within 2 ulp where x is a BF16 number, and within
-// 2^-24 * |x| more elsewhere. Branch-free and without conversions, so that compilers vectorize it.
+// exp(-x), 2^-126 at least and Inf from x = -88.73 on; for a NaN some number. Within 2 ulp where x is a BF16 number, and
+// within 2^-24 * |x| more elsewhere. Branch-free and without conversions, so that compilers vectorize it.
 //
 // exp(-x) = 2^(n + f) with an integer n and |f| <= 1/2; a polynomial of degree 5 errs by 2^-23.4 for 2^f.
 GATED_OPS_INLINE float ExpOfNegative(float x) {
   const float kMinusLog2E = -1.44268799f;  // 16 bits: exact times a BF16 number
   const float kRest = 4.88759e-6f;         // log2(e) = 1.44268799 * (1 + kRest), to 9 digits
   const float kRound = 12582912.0f;        // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  // Clamped to [-126, 128 / (1 + kRest)], where f is 0. As bits, positive floats are ordered as signed integers, negative ones
-  // by magnitude as unsigned integers: a minimum each, where a comparison of floats would have to respect NaN.
+  // Clamped to [-126, 128 / (1 + kRest)], where f is 0. As bits, positive floats are ordered as signed integers, negative
+  // ones by magnitude as unsigned integers: a minimum each, where a comparison of floats would have to respect NaN.
   const uint32_t kUpper = 0x42ffffaeu, kLower = 0xc2fc0000u;
   int32_t bits = int32_t(FloatToBits(x * kMinusLog2E));
   bits = bits < int32_t(kUpper) ? bits : int32_t(kUpper);
@@ -91,8 +91,8 @@ GATED_OPS_INLINE float ExpOfNegative(float x) {
 }
 #endif
 
-// 1 / (1 + exp(-x)). Never NaN: exp overflows to Inf on the way and the quotient is then 0. The sigmoid of NaN is some number
-// on a CPU: whoever calls it multiplies by x.
+// 1 / (1 + exp(-x)). Never NaN: exp overflows to Inf on the way and the quotient is then 0. The sigmoid of NaN is some
+// number on a CPU: whoever calls it multiplies by x.
 GATED_OPS_INLINE float Sigmoid(float x) {
 #ifdef __CUDA_ARCH__
   // One-step exp2 and reciprocal of the special function unit; their flush to zero only touches sigmoid < 2^-126.

@@ -19,7 +19,8 @@
 #include "common/row_space.h"
 #include "paddle/common/ddim.h"
 #include "paddle/phi/api/all.h"
-// These include cuBLAS, cuDNN and more in a GPU build, 2.6 of versions of its time; what they declare here does not depend on it.
+// These include cuBLAS, cuDNN and more in a GPU build, 2.6 of versions of its time; what they declare here does not depend
+// on it.
 #pragma push_macro("PADDLE_WITH_CUDA")
 #undef PADDLE_WITH_CUDA
 #include "paddle/phi/core/dense_tensor.h"
@@ -71,12 +72,8 @@ std::string Text(const Parts&... parts) {
   return (std::string() + ... + ToString(parts));
 }
 
-[[noreturn]] inline void ThrowValueError(const std::string& message) {
-  throw ArgumentError(ArgumentError::kValue, message);
-}
-[[noreturn]] inline void ThrowTypeError(const std::string& message) {
-  throw ArgumentError(ArgumentError::kType, message);
-}
+[[noreturn]] inline void ThrowValueError(const std::string& message) { throw ArgumentError(ArgumentError::kValue, message); }
+[[noreturn]] inline void ThrowTypeError(const std::string& message) { throw ArgumentError(ArgumentError::kType, message); }
 
 // A kernel could not be launched.
 class LaunchError : public std::runtime_error {
@@ -291,8 +288,8 @@ inline phi::Place CheckPlaces(std::initializer_list<const Argument*> arguments) 
     if (first == nullptr) {
       first = argument;
     } else if (argument->place != first->place) {
-      ThrowValueError(Text(argument->name, " must be on ", first->place.DebugString(), " as ", first->name, " is, but is on ",
-                           argument->place.DebugString()));
+      ThrowValueError(Text(argument->name, " must be on ", first->place.DebugString(), " as ", first->name,
+                           " is, but is on ", argument->place.DebugString()));
     }
   }
   return first != nullptr ? first->place : phi::CPUPlace();
@@ -313,8 +310,7 @@ inline paddle::Tensor& CheckTensor(const char* name, py::handle object) {
 inline bool AnyDistTensor(const py::args& objects) {
   bool any = false;
   for (const py::handle object : objects) {
-    any = any || (paddle::pybind::PyCheckTensor(object.ptr()) &&
-                  IsDist(paddle::pybind::CastPyArg2Tensor(object.ptr(), 0)));
+    any = any || (paddle::pybind::PyCheckTensor(object.ptr()) && IsDist(paddle::pybind::CastPyArg2Tensor(object.ptr(), 0)));
   }
   return any;
 }
@@ -442,8 +438,8 @@ void SetView(const Argument& argument, RowView<T>* view) {
   view->column_stride = argument.strides.rank > 0 ? argument.strides.last() : 1;
 }
 
-// Calls the launcher of the place; `tensor` is one of its tensors, which knows the current stream. The launchers are template
-// arguments, so that a CPU build refers to no CUDA launcher.
+// Calls the launcher of the place; `tensor` is one of its tensors, which knows the current stream. The launchers are
+// template arguments, so that a CPU build refers to no CUDA launcher.
 template <auto kCpuLauncher, auto kCudaLauncher, typename Params>
 void Launch([[maybe_unused]] const char* function, const Params& params, [[maybe_unused]] const phi::Place& place,
             [[maybe_unused]] const paddle::Tensor& tensor) {

@@ -30,8 +30,9 @@ inline void CheckShape(const OptionalArgument& optional, const Dims& expected, c
 inline void CheckNotTrainableLeaf(const char* name, py::handle object) {
   if (!object.attr("stop_gradient").cast<bool>() && object.attr("is_leaf").cast<bool>() &&
       py::module_::import("paddle").attr("is_grad_enabled")().cast<bool>()) {
-    ThrowValueError(Text(name, " is a leaf with stop_gradient=False, which must not be written while gradients are "
-                               "enabled; pass a tensor with stop_gradient=True, or call under paddle.no_grad()"));
+    ThrowValueError(Text(name,
+                         " is a leaf with stop_gradient=False, which must not be written while gradients are "
+                         "enabled; pass a tensor with stop_gradient=True, or call under paddle.no_grad()"));
   }
 }
 

@@ -40,7 +40,7 @@ template <bool kOneDim>
 GATED_OPS_INLINE RowIndex MakeRowIndex(const RowSpace& space, int64_t row) {
   RowIndex index;
   if (!kOneDim) {
-GATED_OPS_UNROLL
+    GATED_OPS_UNROLL
     for (int d = kMaxLeadingDims - 1; d > 0; --d) {
       if (d >= space.ndim) continue;
       const int64_t size = space.sizes[d];
@@ -59,7 +59,7 @@ template <bool kOneDim, typename T>
 GATED_OPS_INLINE T* RowPointer(const RowSpace& space, const RowView<T>& view, const RowIndex& index) {
   int64_t offset = index.at[0] * view.row_strides[0];
   if (!kOneDim) {
-GATED_OPS_UNROLL
+    GATED_OPS_UNROLL
     for (int d = 1; d < kMaxLeadingDims; ++d) {
       if (d < space.ndim) offset += index.at[d] * view.row_strides[d];
     }

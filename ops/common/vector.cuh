@@ -82,9 +82,9 @@ __device__ __forceinline__ void StoreSome(const Bf16x8& packed, Bf16* to, int64_
   }
 }
 
-// One row of a tensor, read and written eight columns at a time. Load starts a read, and Value waits for it; columns past the
-// row's end are zeros and not touched. Inputs may be an output's memory (the in-place forms), so no load goes through the
-// non-coherent path. Strided rows may have more columns than an int counts.
+// One row of a tensor, read and written eight columns at a time. Load starts a read, and Value waits for it; columns past
+// the row's end are zeros and not touched. Inputs may be an output's memory (the in-place forms), so no load goes through
+// the non-coherent path. Strided rows may have more columns than an int counts.
 template <Access kAccess>
 struct InputRow;
 template <Access kAccess>

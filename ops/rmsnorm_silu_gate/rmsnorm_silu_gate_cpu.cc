@@ -141,12 +141,10 @@ constexpr void (*kForward[kNumCpuIsaLevels])(const FwdParams&, int64_t, int64_t)
 
 void ChunkBaseline(const BwdParams& p, int64_t b, int64_t e, double* sums) { AnyChunk(p, b, e, sums); }
 GATED_OPS_TARGET_AVX2 void ChunkAvx2(const BwdParams& p, int64_t b, int64_t e, double* sums) { AnyChunk(p, b, e, sums); }
-GATED_OPS_TARGET_AVX512 void ChunkAvx512(const BwdParams& p, int64_t b, int64_t e, double* sums) {
-  AnyChunk(p, b, e, sums);
-}
+GATED_OPS_TARGET_AVX512 void ChunkAvx512(const BwdParams& p, int64_t b, int64_t e, double* sums) { AnyChunk(p, b, e, sums); }
 
 constexpr void (*kChunk[kNumCpuIsaLevels])(const BwdParams&, int64_t, int64_t, double*) = {ChunkBaseline, ChunkAvx2,
-                                                                                        ChunkAvx512};
+                                                                                           ChunkAvx512};
 
 }  // namespace
 

@@ -24,8 +24,7 @@ struct GatedNormTerms {
   float weight_term;  // a * n: this row's share of d loss / d weight
 };
 
-GATED_OPS_INLINE GatedNormTerms GatedNormBackward(float output_grad, float n, float gate, float weight,
-                                                  float gate_sigmoid) {
+GATED_OPS_INLINE GatedNormTerms GatedNormBackward(float output_grad, float n, float gate, float weight, float gate_sigmoid) {
   const float s = gate_sigmoid;
   const float a = (s * gate) * output_grad;
   GatedNormTerms terms;

@@ -73,9 +73,9 @@ void Forward(const char* function, const FwdInputs& in, double eps, const phi::P
 
   RmsNormSiluGateFwdParams params = {};
   params.eps = float(eps);
-  params.space = MergeLeadingDims<3>(in.x.shape.rank - 1, in.x.shape.at,
-                                     {in.x.strides.at, in.z.strides.at, output.strides.at},
-                                     {params.x.row_strides, params.gate.row_strides, params.output.row_strides});
+  params.space =
+      MergeLeadingDims<3>(in.x.shape.rank - 1, in.x.shape.at, {in.x.strides.at, in.z.strides.at, output.strides.at},
+                          {params.x.row_strides, params.gate.row_strides, params.output.row_strides});
   SetView(in.x, &params.x);
   SetView(in.z, &params.gate);
   SetView(output, &params.output);
@@ -121,11 +121,11 @@ void Backward(const char* function, const BwdInputs& in, double eps, const phi::
 
   RmsNormSiluGateBwdParams params = {};
   params.eps = float(eps);
-  params.space = MergeLeadingDims<5>(
-      in.x.shape.rank - 1, in.x.shape.at,
-      {in.grad_out.strides.at, in.x.strides.at, in.z.strides.at, grad_x.strides.at, grad_z.strides.at},
-      {params.output_grad.row_strides, params.x.row_strides, params.gate.row_strides, params.x_grad.row_strides,
-       params.gate_grad.row_strides});
+  params.space =
+      MergeLeadingDims<5>(in.x.shape.rank - 1, in.x.shape.at,
+                          {in.grad_out.strides.at, in.x.strides.at, in.z.strides.at, grad_x.strides.at, grad_z.strides.at},
+                          {params.output_grad.row_strides, params.x.row_strides, params.gate.row_strides,
+                           params.x_grad.row_strides, params.gate_grad.row_strides});
   SetView(in.grad_out, &params.output_grad);
   SetView(in.x, &params.x);
   SetView(in.z, &params.gate);
@@ -151,9 +151,7 @@ void Backward(const char* function, const BwdInputs& in, double eps, const phi::
   Launch<LaunchRmsNormSiluGateBwdCpu, LaunchRmsNormSiluGateBwdCuda>(function, params, place, *in.x.tensor);
 }
 
-phi::Place PlaceOf(const BwdInputs& in) {
-  return CheckPlaces({&in.grad_out, &in.x, &in.z, &in.weight});
-}
+phi::Place PlaceOf(const BwdInputs& in) { return CheckPlaces({&in.grad_out, &in.x, &in.z, &in.weight}); }
 
 // ---- The registered ops, for graphs and DistTensors. Their weight may be FP32 too: it is rounded here, and its gradient,
 // of its dtype as Paddle has it, is the FP32 sum, which processes that have a part each can add up before it is rounded.
@@ -193,8 +191,7 @@ std::vector<Shape> BwdInferShape(const Shape& grad_out, const Shape& x, const Sh
   return {x, z, weight};
 }
 
-std::vector<Shape> BwdInferShapeWithoutWeight(const Shape& grad_out, const Shape& x, const Shape& z,
-                                              const Shape& weight) {
+std::vector<Shape> BwdInferShapeWithoutWeight(const Shape& grad_out, const Shape& x, const Shape& z, const Shape& weight) {
   std::vector<Shape> shapes = BwdInferShape(grad_out, x, z, weight);
   shapes.pop_back();
   return shapes;
@@ -206,9 +203,7 @@ std::vector<Dtype> BwdInferDtype(const Dtype&, const Dtype& x, const Dtype& z, c
   return {x, z, weight};
 }
 
-std::vector<Dtype> BwdInferDtypeWithoutWeight(const Dtype&, const Dtype& x, const Dtype& z, const Dtype&) {
-  return {x, z};
-}
+std::vector<Dtype> BwdInferDtypeWithoutWeight(const Dtype&, const Dtype& x, const Dtype& z, const Dtype&) { return {x, z}; }
 
 std::vector<Tensor> NoGradient(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                const Tensor&, float) {
@@ -395,7 +390,8 @@ py::object CakeRmsNormSiluGateTrainBackward(py::handle grad_out, py::handle x, p
                      &optional.grad_weight.argument, &optional.workspace.argument});
     CheckMemory(in, optional);
 
-    Outputs out = {TensorOf(optional.grad_x), TensorOf(optional.grad_z),
+    Outputs out = {TensorOf(optional.grad_x),
+                   TensorOf(optional.grad_z),
                    want_grad_weight ? TensorOf(optional.grad_weight) : Tensor(),
                    want_grad_weight ? TensorOf(optional.workspace) : Tensor(),
                    want_grad_x,
@@ -417,8 +413,7 @@ PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward)
     .Attrs({"eps: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::BwdKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::BwdInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtype))
-    GATED_OPS_SPMD_RULE(paddle_gated_ops::BwdSpmd);
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtype)) GATED_OPS_SPMD_RULE(paddle_gated_ops::BwdSpmd);
 
 PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate_train_backward)
     .Inputs({"grad_out", "x", "z", "weight", paddle::Grad("grad_x"), paddle::Grad("grad_z"), paddle::Grad("grad_weight")})
@@ -433,7 +428,7 @@ PD_BUILD_OP(gated_cake_rmsnorm_silu_gate_train_backward_without_weight)
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::BwdKernelWithoutWeight))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::BwdInferShapeWithoutWeight))
     .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtypeWithoutWeight))
-    GATED_OPS_SPMD_RULE(paddle_gated_ops::BwdSpmdWithoutWeight);
+        GATED_OPS_SPMD_RULE(paddle_gated_ops::BwdSpmdWithoutWeight);
 
 PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate_train_backward_without_weight)
     .Inputs({"grad_out", "x", "z", "weight", paddle::Grad("grad_x"), paddle::Grad("grad_z")})
@@ -447,8 +442,7 @@ PD_BUILD_OP(gated_cake_rmsnorm_silu_gate)
     .Attrs({"eps: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::FwdKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::FwdInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdInferDtype))
-    GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdSpmd);
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdInferDtype)) GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdSpmd);
 
 PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate)
     .Inputs({"x", "z", "weight", paddle::Grad("y")})
@@ -456,5 +450,4 @@ PD_BUILD_GRAD_OP(gated_cake_rmsnorm_silu_gate)
     .Attrs({"eps: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::FwdGradKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::FwdGradInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdGradInferDtype))
-    GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdGradSpmd);
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdGradInferDtype)) GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdGradSpmd);

@@ -1,5 +1,5 @@
-// What module.cc exports of gated RMSNorm. Each entry returns None where an argument is a DistTensor, which the registered op
-// serves. `function` is the public name, for messages.
+// What module.cc exports of gated RMSNorm. Each entry returns None where an argument is a DistTensor, which the registered
+// op serves. `function` is the public name, for messages.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -118,7 +118,7 @@ GATED_OPS_TARGET_AVX512 void RowsAvx512(const Params& p, int64_t first, int64_t 
 template <typename Params>
 void Launch(const Params& p, int64_t bytes_per_element) {
   constexpr void (*kRows[kNumCpuIsaLevels])(const Params&, int64_t, int64_t) = {RowsBaseline<Params>, RowsAvx2<Params>,
-                                                                               RowsAvx512<Params>};
+                                                                                RowsAvx512<Params>};
   const int64_t row_bytes = bytes_per_element * p.intermediate_size + 8;
   const int64_t rows_per_task = std::max<int64_t>(1, kTaskBytes / row_bytes);
   const int64_t tasks = (p.space.rows + rows_per_task - 1) / rows_per_task;

@@ -17,12 +17,12 @@ using BwdParams = SwigluWeightedBwdParams;
 constexpr int kMaxRowThreads = 256;
 constexpr int kMaxWarps = kMaxRowThreads / 32;
 constexpr int kWarpColumns = 32 * kVectorColumns;
-constexpr int kWarpRowsThreads = 128;  // of a block whose rows take a warp or less
+constexpr int kWarpRowsThreads = 128;                 // of a block whose rows take a warp or less
 constexpr int64_t kMaxIntColumns = int64_t(1) << 30;  // past it column numbers are 64-bit, in the strided kernels alone
 
-// How many blocks of kMaxRowThreads a multiprocessor shall hold, which sets a thread's registers. More threads beat prefetches
-// where a row takes one round (on an H200 98 % of a copy's rate against 96 % at 2048 columns); with several it is the reverse.
-// The clamp takes some more.
+// How many blocks of kMaxRowThreads a multiprocessor shall hold, which sets a thread's registers. More threads beat
+// prefetches where a row takes one round (on an H200 98 % of a copy's rate against 96 % at 2048 columns); with several it is
+// the reverse. The clamp takes some more.
 constexpr int MinBlocks(Access access, bool one_dim, bool clamp, bool once) {
   return access == kStrided || !one_dim ? 1 : 4 + once - clamp;
 }
@@ -53,8 +53,8 @@ struct RowThread {
 };
 
 // Takes a row's threads through its columns: in each round body(eight columns of each input, of each output) computes, after
-// loading() has passed the time in which they come. All threads of a block come along to the last round, those past the row's
-// end and those of rows past the last with zeros.
+// loading() has passed the time in which they come. All threads of a block come along to the last round, those past the
+// row's end and those of rows past the last with zeros.
 template <Access kAccess, bool kOnce, int kInputs, int kOutputs, typename Loading, typename Body>
 __device__ __forceinline__ void ForEachRound(const InputRow<kAccess> (&inputs)[kInputs],
                                              const OutputRow<kAccess> (&outputs)[kOutputs], const bool (&wanted)[kOutputs],
@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, MinBlocks(kAccess, kOneDim, kC
   ForEachRound<kAccess, kOnce>(inputs, outputs, {true}, p.intermediate_size, thread.active, loading, body);
 }
 
-// probs_grad of the block's rows: a tree over each 256 columns, in FP32 over eight and in FP64 from there on, and the trees in
-// the order of the columns. So a row's number of threads does not matter to its sum.
+// probs_grad of the block's rows: a tree over each 256 columns, in FP32 over eight and in FP64 from there on, and the trees
+// in the order of the columns. So a row's number of threads does not matter to its sum.
 class RowSum {
  public:
   static constexpr int kRounds = 8;
@@ -236,7 +236,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, MinBlocks(kAccess, kOneDim, kC
   if (thread.active && threadIdx.x == 0) *thread.Pointer(p.probs_grad) = float(total);
 }
 
-// How many warps a row has, of `rounds` that one warp would take. Results do not depend on it; these are the fastest on an H200.
+// How many warps a row has, of `rounds` that one warp would take. Results do not depend on it; these are the fastest on an
+// H200.
 int RowWarps(Access access, int64_t rounds) {
   if (access == kShifted) {
     // Two rounds at least, as prefetches begin with the second; three warps where that leaves fewer idle in the last round.
@@ -259,11 +260,11 @@ template <typename Params>
 using Kernel = void (*)(Params);
 
 // [one leading dimension][clamp] of an access
-#define GATED_OPS_INSTANTIATE(kernel, access, once)                                    \
-  {                                                                                    \
-    {kernel<access, false, false, once>, kernel<access, false, true, once>}, {         \
-      kernel<access, true, false, once>, kernel<access, true, true, once>              \
-    }                                                                                  \
+#define GATED_OPS_INSTANTIATE(kernel, access, once)                            \
+  {                                                                            \
+    {kernel<access, false, false, once>, kernel<access, false, true, once>}, { \
+      kernel<access, true, false, once>, kernel<access, true, true, once>      \
+    }                                                                          \
   }
 // [Access; after the last, aligned rows of one round]
 constexpr Kernel<FwdParams> kFwdKernels[4][2][2] = {GATED_OPS_INSTANTIATE(SwigluWeightedFwdKernel, kStrided, false),

@@ -35,8 +35,8 @@ struct SwigluWeightedGrads {
 };
 
 template <bool kClamp>
-GATED_OPS_INLINE SwigluWeightedGrads SwigluWeightedBackward(float gate, float up, float output_grad, float prob,
-                                                            float clamp, float gate_sigmoid) {
+GATED_OPS_INLINE SwigluWeightedGrads SwigluWeightedBackward(float gate, float up, float output_grad, float prob, float clamp,
+                                                            float gate_sigmoid) {
   const float g = ClampGate<kClamp>(gate, clamp), u = ClampUp<kClamp>(up, clamp);
   const float s = gate_sigmoid;
   const float silu = s * g;

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "common/paddle_glue_outputs.h"
 #include "common/paddle_glue.h"
+#include "common/paddle_glue_outputs.h"
 #include "common/paddle_glue_spmd.h"
 #include "swiglu_weighted/swiglu_weighted.h"
 
@@ -183,9 +183,8 @@ std::vector<Tensor> NoGradient(const Tensor&, const Tensor&, const Tensor&, cons
 }
 
 std::vector<Tensor> FwdKernel(const Tensor& o1, const Tensor& probs, float clamp_value) {
-  return WithPaddleErrors(kFwd, [&]() -> std::vector<Tensor> {
-    return {Forward(kFwd, o1, probs, ClampOfAttribute(clamp_value))};
-  });
+  return WithPaddleErrors(
+      kFwd, [&]() -> std::vector<Tensor> { return {Forward(kFwd, o1, probs, ClampOfAttribute(clamp_value))}; });
 }
 
 std::vector<Shape> FwdInferShape(const Shape& o1, const Shape& probs) {
@@ -266,10 +265,9 @@ py::object FusedSwigluWeightedBwd(py::handle o1, py::handle do2_s, py::handle un
   });
 }
 
-py::object FusedSwigluWeightedBwdOut(const std::string& function, py::handle o1, py::handle do2_s,
-                                     py::handle unzipped_probs, py::handle clamp_value, py::handle do1,
-                                     py::handle probs_grad, py::handle o2_s, bool want_do1, bool want_probs_grad,
-                                     bool want_o2_s) {
+py::object FusedSwigluWeightedBwdOut(const std::string& function, py::handle o1, py::handle do2_s, py::handle unzipped_probs,
+                                     py::handle clamp_value, py::handle do1, py::handle probs_grad, py::handle o2_s,
+                                     bool want_do1, bool want_probs_grad, bool want_o2_s) {
   return WithPythonErrors(function.c_str(), [&]() -> py::object {
     const Tensor& o1_tensor = CheckTensor("o1", o1);
     const Tensor& do2_s_tensor = CheckTensor("do2_s", do2_s);
@@ -285,8 +283,8 @@ py::object FusedSwigluWeightedBwdOut(const std::string& function, py::handle o1,
     CheckShape(given_do1, in.o1.shape, "o1's");
     CheckShape(given_probs_grad, in.probs.shape, "unzipped_probs'");
     CheckShape(given_o2_s, in.do2_s.shape, "do2_s'");
-    const phi::Place place = CheckPlaces(
-        {&in.o1, &in.do2_s, &in.probs, &given_do1.argument, &given_probs_grad.argument, &given_o2_s.argument});
+    const phi::Place place =
+        CheckPlaces({&in.o1, &in.do2_s, &in.probs, &given_do1.argument, &given_probs_grad.argument, &given_o2_s.argument});
 
     for (const OptionalArgument* output : {&given_do1, &given_probs_grad, &given_o2_s}) CheckWritable(*output);
     CheckNoOverlapUnlessSame(given_do1, in.o1);
@@ -300,10 +298,11 @@ py::object FusedSwigluWeightedBwdOut(const std::string& function, py::handle o1,
     CheckNoOverlap(given_do1, given_probs_grad);
     CheckNoOverlap(given_o2_s, given_probs_grad);
 
-    Outputs out = {TensorOf(given_do1), TensorOf(given_probs_grad), TensorOf(given_o2_s),
-                   want_do1,            want_probs_grad,            want_o2_s};
+    Outputs out = {
+        TensorOf(given_do1), TensorOf(given_probs_grad), TensorOf(given_o2_s), want_do1, want_probs_grad, want_o2_s};
     WithoutGil([&] { Backward(function.c_str(), in, clamp, place, &out); });
-    return py::make_tuple(ToResult(want_do1, given_do1, &out.do1), ToResult(want_probs_grad, given_probs_grad, &out.probs_grad),
+    return py::make_tuple(ToResult(want_do1, given_do1, &out.do1),
+                          ToResult(want_probs_grad, given_probs_grad, &out.probs_grad),
                           ToResult(want_o2_s, given_o2_s, &out.o2_s));
   });
 }
@@ -316,8 +315,7 @@ PD_BUILD_OP(gated_fused_swiglu_weighted_bwd)
     .Attrs({"clamp_value: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::BwdKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::BwdInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtype))
-    GATED_OPS_SPMD_RULE(paddle_gated_ops::BwdSpmd);
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::BwdInferDtype)) GATED_OPS_SPMD_RULE(paddle_gated_ops::BwdSpmd);
 
 PD_BUILD_GRAD_OP(gated_fused_swiglu_weighted_bwd)
     .Inputs({"o1", "do2_s", "unzipped_probs", paddle::Grad("do1"), paddle::Grad("probs_grad"), paddle::Grad("o2_s")})
@@ -331,8 +329,7 @@ PD_BUILD_OP(gated_fused_swiglu_weighted)
     .Attrs({"clamp_value: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::FwdKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::FwdInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdInferDtype))
-    GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdSpmd);
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdInferDtype)) GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdSpmd);
 
 PD_BUILD_GRAD_OP(gated_fused_swiglu_weighted)
     .Inputs({"o1", "unzipped_probs", paddle::Grad("o2_s")})
@@ -340,5 +337,4 @@ PD_BUILD_GRAD_OP(gated_fused_swiglu_weighted)
     .Attrs({"clamp_value: float"})
     .SetKernelFn(PD_KERNEL(paddle_gated_ops::FwdGradKernel))
     .SetInferShapeFn(PD_INFER_SHAPE(paddle_gated_ops::FwdGradInferShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdGradInferDtype))
-    GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdGradSpmd);
+    .SetInferDtypeFn(PD_INFER_DTYPE(paddle_gated_ops::FwdGradInferDtype)) GATED_OPS_SPMD_RULE(paddle_gated_ops::FwdGradSpmd);
