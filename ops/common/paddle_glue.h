@@ -23,6 +23,7 @@
 // on it.
 #pragma push_macro("PADDLE_WITH_CUDA")
 #undef PADDLE_WITH_CUDA
+#include "paddle/phi/common/memory_utils.h"
 #include "paddle/phi/core/dense_tensor.h"
 #include "paddle/phi/core/enforce.h"
 #pragma pop_macro("PADDLE_WITH_CUDA")
@@ -427,6 +428,18 @@ inline paddle::Tensor AllocateOutput(const Dims& shape, paddle::DataType dtype, 
   if (place.GetType() == phi::AllocationType::CPU) AdviseHugePages(tensor.data(), bytes);
   if (PoisonOutputs()) FillBytes(tensor, tensor.data(), bytes, 0xff);
   return tensor;
+}
+
+// Memory that only the kernels of one launch see; `tensor` knows the current stream. It comes from that stream's pool and goes
+// back there. A new tensor's would go back to the pool of Paddle's default stream, and from there to whoever asks next, while the
+// kernels of a side stream still use it.
+inline std::shared_ptr<phi::Allocation> AllocateScratch(int64_t bytes, const phi::Place& place, const paddle::Tensor& tensor) {
+  const phi::Stream stream(reinterpret_cast<phi::StreamId>(CurrentStream(tensor)));
+  std::shared_ptr<phi::Allocation> scratch = place.GetType() == phi::AllocationType::GPU
+                                                 ? phi::memory_utils::AllocShared(place, bytes, stream)
+                                                 : phi::memory_utils::AllocShared(place, bytes);
+  if (PoisonOutputs()) FillBytes(tensor, scratch->ptr(), bytes, 0xff);
+  return scratch;
 }
 
 // ---- Views and launches

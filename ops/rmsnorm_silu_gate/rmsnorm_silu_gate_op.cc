@@ -134,6 +134,7 @@ void Backward(const char* function, const BwdInputs& in, double eps, const phi::
   params.weight = in.weight.Data<Bf16>();
   params.weight_stride = in.weight.strides.last();
 
+  std::shared_ptr<phi::Allocation> scratch;
   if (out->want_grad_weight) {
     if (grad_weight.dtype == kBf16) {
       params.weight_grad_bf16 = grad_weight.Data<Bf16>();
@@ -142,11 +143,9 @@ void Backward(const char* function, const BwdInputs& in, double eps, const phi::
     }
     params.weight_grad_stride = grad_weight.strides.last();
     params.accumulate_weight_grad = out->accumulate_grad_weight;
-    if (!out->workspace.defined()) {
-      out->workspace = AllocateOutput({WorkspaceBytes(rows) / int64_t(sizeof(float))}, kFp32, place);
-    }
-    const auto begin = reinterpret_cast<uintptr_t>(ReadTensor("workspace", out->workspace).data);
-    params.chunk_sums = reinterpret_cast<double*>((begin + 7) / 8 * 8);
+    if (!out->workspace.defined()) scratch = AllocateScratch(WorkspaceBytes(rows), place, *in.x.tensor);
+    void* workspace = scratch ? scratch->ptr() : ReadTensor("workspace", out->workspace).data;
+    params.chunk_sums = reinterpret_cast<double*>((reinterpret_cast<uintptr_t>(workspace) + 7) / 8 * 8);
   }
   Launch<LaunchRmsNormSiluGateBwdCpu, LaunchRmsNormSiluGateBwdCuda>(function, params, place, *in.x.tensor);
 }
