@@ -1,9 +1,8 @@
 // Rows whose columns are neighbours and that begin anywhere: Access kShifted.
 //
-// They are read in aligned 32-bit words, and shifted by an element where the row begins in the middle of one. They are
-// written in aligned 16 bytes, of which a thread's begin up to eight columns before its own: they hold the last columns of
-// the thread before and the first of its own. So threads hand their results to their neighbours: lanes in shuffles, warps in
-// shared memory.
+// They are read in aligned 32-bit words, and shifted by an element where the row begins in the middle of one. They are written
+// in aligned 16 bytes, of which a thread's begin up to eight columns before its own: they hold the last columns of the thread
+// before and the first of its own. So threads hand their results to their neighbours: lanes in shuffles, warps in shared memory.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -53,7 +52,7 @@ struct InputRow<kShifted> {
       for (int i = 0; i < 4; ++i) result.word[i] = LoadGlobal(words + i);
       if (bits != 0) result.word[4] = LoadGlobal(words + 4);
     } else {
-      const int count = columns - column + (bits != 0);  // elements from there to the row's end
+      const int count = columns > column ? columns - column + (bits != 0) : 0;  // elements from there to the row's end
 #pragma unroll
       for (int i = 0; i < 5; ++i) {
         if (2 * i + 2 <= count && (i < 4 || bits != 0)) result.word[i] = LoadGlobal(words + i);
@@ -80,8 +79,7 @@ struct OutputRow<kShifted> {
   int shift;  // what rounding added, in elements: 0 to 7
 
   __device__ __forceinline__ OutputRow(Bf16* data, int64_t)
-      : row(reinterpret_cast<Bf16*>((reinterpret_cast<uintptr_t>(data) + 15) & ~uintptr_t(15))),
-        shift(-int(reinterpret_cast<uintptr_t>(data) / 2) & 7) {
+      : row(reinterpret_cast<Bf16*>((reinterpret_cast<uintptr_t>(data) + 15) & ~uintptr_t(15))), shift(int(-(reinterpret_cast<uintptr_t>(data) / 2) & 7)) {
     Keep(row);
   }
 
@@ -136,8 +134,8 @@ __device__ __forceinline__ Bf16x8 LaneBefore(const Bf16x8& own) {
   return before;
 }
 
-// What the threads of a row hand to the one after, round by round; blockDim is {threads of a row, rows}, with rows of more
-// than a warp alone in their block. Lanes hand in shuffles, warps in shared memory.
+// What the threads of a row hand to the one after, round by round; blockDim is {threads of a row, rows}, with rows of more than
+// a warp alone in their block. Lanes hand in shuffles, warps in shared memory.
 template <int kTensors, int kMaxWarps>
 class Neighbours {
  public:

@@ -1,5 +1,4 @@
-// Eight BF16 columns at a time, the share of one thread: 16-byte accesses wherever a row's columns are neighbours, aligned
-// or not, else element by element.
+// Eight BF16 columns at a time, the share of one thread.
 #pragma once
 
 #include "common/numerics.h"

@@ -15,10 +15,10 @@ using BwdParams = RmsNormSiluGateBwdParams;
 // A block takes a chunk, a unit of 16 rows at a time: 16 lanes a row, 8 columns a lane.
 constexpr int kLanes = kNormSize / kVectorColumns;
 constexpr int kBlockThreads = kUnitRows * kLanes;
-constexpr int kFlushUnits = 16;  // FP32 additions in sequence before FP64 takes over
+constexpr int kFlushUnits = kFp32Rows;  // a lane adds a row of each unit
 
 // Blocks that a multiprocessor must be able to hold. 3 leave a thread 80 registers, and nothing spills; 2 and 4 were 4 and
-// 7 % slower on an H200. Shifted accesses and indexing several leading dimensions need more registers.
+// 8 % slower on an H200. Shifted accesses and indexing several leading dimensions need more registers.
 constexpr int MinBlocks(Access access, bool one_dim) { return access != kVector ? 1 : one_dim ? 3 : 2; }
 
 // 1 / sqrt(mean(x^2) + eps) of the row whose 16 lanes call it.
@@ -56,7 +56,6 @@ __device__ __forceinline__ void StoreRow8(const Bf16x8& own, Bf16* row, int colu
 // [rows, 128] x 2 -> [rows, 128]; a block takes a unit.
 template <Access kAccess, bool kOneDim>
 __global__ void __launch_bounds__(kBlockThreads, 1) RmsNormSiluGateFwdKernel(const __grid_constant__ FwdParams p) {
-  WaitForEarlierKernels();
   const int column = threadIdx.x % kLanes * kVectorColumns;
   const int64_t row = int64_t(blockIdx.x) * kUnitRows + threadIdx.x / kLanes;
   const bool active = row < p.space.rows;  // all lanes of a warp stay for the shuffles
@@ -96,7 +95,6 @@ __device__ __forceinline__ RowBits LoadRowBits(const BwdParams& p, int64_t row, 
 template <Access kAccess, bool kOneDim, bool kWeightGrad>
 __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
     RmsNormSiluGateBwdKernel(const __grid_constant__ BwdParams p) {
-  WaitForEarlierKernels();
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const int column = lane * kVectorColumns;
   const Chunk chunk = ChunkOf(p.space.rows, blockIdx.x);
@@ -121,8 +119,7 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
 
   RowBits next = LoadRowBits<kAccess, kOneDim>(p, chunk.begin * kUnitRows + group, column);
   int until_flush = kFlushUnits;
-  for (int64_t unit = chunk.begin; unit < chunk.end;
-       unit += chunk.step) {  // the same bounds for the whole block: the shuffles need each lane
+  for (int64_t unit = chunk.begin; unit < chunk.end; unit += chunk.step) {  // the same bounds for the whole block: the shuffles need each lane
     const RowBits bits = next;
     const int64_t row = unit * kUnitRows + group;
     if (unit + chunk.step < chunk.end) next = LoadRowBits<kAccess, kOneDim>(p, row + chunk.step * kUnitRows, column);
@@ -149,7 +146,7 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
 
     if (kAccess == kShifted || active) {
       const RowIndex index = MakeRowIndex<kOneDim>(p.space, active ? row : 0);
-      const auto store = [&](const auto& view, const float (&values)[8]) {
+      const auto store = [&](const auto& view, const float(&values)[8]) {
         if (view.data == nullptr) return;
         StoreRow8<kAccess>(Pack(values), RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, active);
       };
@@ -185,7 +182,7 @@ constexpr int kSumColumns = 8;
 constexpr int kSumSegments = 32;
 
 __global__ void __launch_bounds__(kSumColumns* kSumSegments) SumChunksKernel(const __grid_constant__ BwdParams p) {
-  WaitForEarlierKernels();
+  WaitForKernelBefore();
   const int chunks = ChunkCount(p.space.rows);
   const int column = blockIdx.x * kSumColumns + threadIdx.x % kSumColumns;
   const int segment = threadIdx.x / kSumColumns;
@@ -225,8 +222,8 @@ int LaunchRmsNormSiluGateFwdCuda(const RmsNormSiluGateFwdParams& p, int device, 
   if (guard.status() != cudaSuccess) return guard.status();
   const auto best = [&](const auto& view) { return BestAccess(p.space, view); };
   const Access access = std::min({best(p.x), best(p.gate), best(p.output)});
-  return LaunchKernel(kFwdKernels[access][p.space.ndim == 1], dim3(unsigned(UnitCount(p.space.rows))), dim3(kBlockThreads),
-                      p, stream);
+  return LaunchKernel(kFwdKernels[access][p.space.ndim == 1], UnitCount(p.space.rows),
+                      dim3(kBlockThreads), p, stream);
 }
 
 int LaunchRmsNormSiluGateBwdCuda(const RmsNormSiluGateBwdParams& p, int device, void* stream) {
@@ -237,9 +234,9 @@ int LaunchRmsNormSiluGateBwdCuda(const RmsNormSiluGateBwdParams& p, int device, 
   const bool weight_grad = p.chunk_sums != nullptr;
   const int chunks = ChunkCount(p.space.rows);
   const cudaError_t status =
-      LaunchKernel(kBwdKernels[access][p.space.ndim == 1][weight_grad], dim3(chunks), dim3(kBlockThreads), p, stream);
+      LaunchKernel(kBwdKernels[access][p.space.ndim == 1][weight_grad], chunks, dim3(kBlockThreads), p, stream);
   if (status != cudaSuccess || !weight_grad || chunks == 1) return status;
-  return LaunchKernel(SumChunksKernel, dim3(kNormSize / kSumColumns), dim3(kSumColumns * kSumSegments), p, stream);
+  return LaunchAfterOurs(SumChunksKernel, kNormSize / kSumColumns, dim3(kSumColumns * kSumSegments), p, stream);
 }
 
 }  // namespace paddle_gated_ops

@@ -64,7 +64,7 @@ __device__ __forceinline__ void ForEachRound(const InputRow<kAccess> (&inputs)[k
   using Bits = typename InputRow<kAccess>::Bits;
   constexpr bool kPrefetch = kAccess == kVector && !kOnce;  // into registers, a round ahead
   const Column own = threadIdx.x * kVectorColumns, step = blockDim.x * kVectorColumns, columns = active ? width : 0;
-  __shared__ typename Neighbours<kOutputs, kMaxWarps>::Slots slots;
+  __shared__ typename Neighbours<kOutputs, kMaxWarps>::Slots slots;  // with shifted accesses
   Neighbours<kOutputs, kMaxWarps> neighbours(slots);
 
   const auto load = [&](Bits(&bits)[kInputs], Column column, bool inside) {
@@ -123,7 +123,6 @@ __device__ __forceinline__ void ForEachRound(const InputRow<kAccess> (&inputs)[k
 template <Access kAccess, bool kOneDim, bool kClamp, bool kOnce>
 __global__ void __launch_bounds__(kMaxRowThreads, MinBlocks(kAccess, kOneDim, kClamp, kOnce))
     SwigluWeightedFwdKernel(const __grid_constant__ FwdParams p) {
-  WaitForEarlierKernels();
   const RowThread<kAccess, kOneDim> thread(p.space);
   const float prob = *thread.Pointer(p.probs);
   const InputRow<kAccess> inputs[] = {thread.Input(p.gate), thread.Input(p.up)};
@@ -198,7 +197,6 @@ class RowSum {
 template <Access kAccess, bool kOneDim, bool kClamp, bool kOnce>
 __global__ void __launch_bounds__(kMaxRowThreads, MinBlocks(kAccess, kOneDim, kClamp, kOnce))
     SwigluWeightedBwdKernel(const __grid_constant__ BwdParams p) {
-  WaitForEarlierKernels();
   const RowThread<kAccess, kOneDim> thread(p.space);
   const float prob = *thread.Pointer(p.probs);
   const InputRow<kAccess> inputs[] = {thread.Input(p.gate), thread.Input(p.up), thread.Input(p.output_grad)};
@@ -240,7 +238,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, MinBlocks(kAccess, kOneDim, kC
 // H200.
 int RowWarps(Access access, int64_t rounds) {
   if (access == kShifted) {
-    // Two rounds at least, as prefetches begin with the second; three warps where that leaves fewer idle in the last round.
+    // Two rounds at least where there are two, as prefetches begin with the second; three warps where that leaves fewer idle in the last round.
     if (rounds < 8) return rounds < 4 ? 1 : 2;
     return (rounds + 2) / 3 * 3 < (rounds + 3) / 4 * 4 - 1 ? 3 : 4;
   }
@@ -288,9 +286,8 @@ int Launch(const Kernel<Params> (&kernels)[4][2][2], const Params& p, int device
   if (columns > kMaxIntColumns) access = kStrided;
   const dim3 block = BlockShape(access, columns);
   const bool once = access == kVector && int64_t(block.x) * kVectorColumns >= columns;
-  const int64_t blocks = (p.space.rows + block.y - 1) / block.y;  // past 2^31 - 1 only with over 2^39 elements
-  return LaunchKernel(kernels[access + once][p.space.ndim == 1][!std::isinf(p.clamp)], dim3(unsigned(blocks)), block, p,
-                      stream);
+  const int64_t blocks = (p.space.rows + block.y - 1) / block.y;
+  return LaunchKernel(kernels[access + once][p.space.ndim == 1][!std::isinf(p.clamp)], blocks, block, p, stream);
 }
 
 }  // namespace
