@@ -29,10 +29,10 @@ cudaError_t LaunchKernel(void (*kernel)(Params), int64_t blocks, dim3 block, con
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }
 
-// A launch that follows one of ours may come while that one ends (programmatic dependent launch, from compute capability 9.0 on),
-// which takes 1 us off the pair. The first kernel calls LetNextKernelCome as it ends, the second begins with
-// WaitForKernelBefore: it returns when the first is done and what it wrote can be read. Not after somebody else's launch, which
-// may itself have come before what it follows was done.
+// A launch that follows one of ours may come while that one ends (programmatic dependent launch, from compute capability 9.0
+// on), which takes 1 us off the pair. The first kernel calls LetNextKernelCome as it ends, the second begins with
+// WaitForKernelBefore: it returns when the first is done and what it wrote can be read. Not after somebody else's launch,
+// which may itself have come before what it follows was done.
 __device__ __forceinline__ void LetNextKernelCome() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -44,8 +44,8 @@ __device__ __forceinline__ void WaitForKernelBefore() {
 #endif
 }
 
-// Whether the current device runs code of this kernel, the same in each call, that has these instructions: not PTX of an older
-// architecture.
+// Whether the current device runs code of this kernel, the same in each call, that has these instructions: not PTX of an
+// older architecture.
 static bool CanComeEarly(const void* kernel) {
   constexpr int kDevices = 64;
   static std::atomic<signed char> known[kDevices];  // 0: not asked yet

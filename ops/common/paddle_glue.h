@@ -430,10 +430,11 @@ inline paddle::Tensor AllocateOutput(const Dims& shape, paddle::DataType dtype, 
   return tensor;
 }
 
-// Memory that only the kernels of one launch see; `tensor` knows the current stream. It comes from that stream's pool and goes
-// back there. A new tensor's would go back to the pool of Paddle's default stream, and from there to whoever asks next, while the
-// kernels of a side stream still use it.
-inline std::shared_ptr<phi::Allocation> AllocateScratch(int64_t bytes, const phi::Place& place, const paddle::Tensor& tensor) {
+// Memory that only the kernels of one launch see; `tensor` knows the current stream. It comes from that stream's pool and
+// goes back there. A new tensor's would go back to the pool of Paddle's default stream, and from there to whoever asks next,
+// while the kernels of a side stream still use it.
+inline std::shared_ptr<phi::Allocation> AllocateScratch(int64_t bytes, const phi::Place& place,
+                                                        const paddle::Tensor& tensor) {
   const phi::Stream stream(reinterpret_cast<phi::StreamId>(CurrentStream(tensor)));
   std::shared_ptr<phi::Allocation> scratch = place.GetType() == phi::AllocationType::GPU
                                                  ? phi::memory_utils::AllocShared(place, bytes, stream)

@@ -1,8 +1,9 @@
 // Rows whose columns are neighbours and that begin anywhere: Access kShifted.
 //
-// They are read in aligned 32-bit words, and shifted by an element where the row begins in the middle of one. They are written
-// in aligned 16 bytes, of which a thread's begin up to eight columns before its own: they hold the last columns of the thread
-// before and the first of its own. So threads hand their results to their neighbours: lanes in shuffles, warps in shared memory.
+// They are read in aligned 32-bit words, and shifted by an element where the row begins in the middle of one. They are
+// written in aligned 16 bytes, of which a thread's begin up to eight columns before its own: they hold the last columns of
+// the thread before and the first of its own. So threads hand their results to their neighbours: lanes in shuffles, warps in
+// shared memory.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -79,7 +80,8 @@ struct OutputRow<kShifted> {
   int shift;  // what rounding added, in elements: 0 to 7
 
   __device__ __forceinline__ OutputRow(Bf16* data, int64_t)
-      : row(reinterpret_cast<Bf16*>((reinterpret_cast<uintptr_t>(data) + 15) & ~uintptr_t(15))), shift(int(-(reinterpret_cast<uintptr_t>(data) / 2) & 7)) {
+      : row(reinterpret_cast<Bf16*>((reinterpret_cast<uintptr_t>(data) + 15) & ~uintptr_t(15))),
+        shift(int(-(reinterpret_cast<uintptr_t>(data) / 2) & 7)) {
     Keep(row);
   }
 
@@ -134,8 +136,8 @@ __device__ __forceinline__ Bf16x8 LaneBefore(const Bf16x8& own) {
   return before;
 }
 
-// What the threads of a row hand to the one after, round by round; blockDim is {threads of a row, rows}, with rows of more than
-// a warp alone in their block. Lanes hand in shuffles, warps in shared memory.
+// What the threads of a row hand to the one after, round by round; blockDim is {threads of a row, rows}, with rows of more
+// than a warp alone in their block. Lanes hand in shuffles, warps in shared memory.
 template <int kTensors, int kMaxWarps>
 class Neighbours {
  public:

@@ -8,13 +8,13 @@ namespace paddle_gated_ops {
 
 constexpr int kNormSize = 128;
 
-// The weight gradient sums kFp32Rows rows at most in FP32, chunks of rows in FP64, and FP64 over the chunks. A unit is what a GPU
-// block takes at a time. Chunks are whole units and depend on `rows` alone: the sum's order is no GPU's affair.
+// The weight gradient sums kFp32Rows rows at most in FP32, chunks of rows in FP64, and FP64 over the chunks. A unit is what
+// a GPU block takes at a time. Chunks are whole units and depend on `rows` alone: the sum's order is no GPU's affair.
 constexpr int kUnitRows = 16;
 constexpr int kFp32Rows = 16;
-// Measured on an H200 with its 132 multiprocessors. Few rows: two blocks on each. Many: three, and the rounds that are left over, a
-// 32nd of them at least where there are 32, in small chunks, which go to whoever is done first; that takes 4 % off at 524288
-// rows, as some multiprocessors are faster than others.
+// Measured on an H200 with its 132 multiprocessors. Few rows: two blocks on each. Many: three, and the rounds that are left
+// over, a 32nd of them at least where there are 32, in small chunks, which go to whoever is done first; that takes 4 % off
+// at 524288 rows, as some multiprocessors are faster than others.
 constexpr int64_t kManyRows = 131072;
 constexpr int kFewChunks = 264;
 constexpr int kMainChunks = 396;
@@ -88,8 +88,8 @@ struct RmsNormSiluGateBwdParams {
   double* chunk_sums;  // [ChunkCount(rows), 128], 8-byte aligned scratch, written before it is read; null with the above
 };
 
-// The bytes of a workspace that holds chunk_sums wherever its 4-byte aligned memory begins. Never falls as rows grow, so that a
-// workspace for more rows serves fewer.
+// The bytes of a workspace that holds chunk_sums wherever its 4-byte aligned memory begins. Never falls as rows grow, so
+// that a workspace for more rows serves fewer.
 GATED_OPS_INLINE int64_t WorkspaceBytes(int64_t rows) {
   const int64_t chunks = rows < kManyRows ? ChunkCount(rows) : kMainChunks + kMaxTailChunks;
   return chunks * kNormSize * int64_t(sizeof(double)) + 4;

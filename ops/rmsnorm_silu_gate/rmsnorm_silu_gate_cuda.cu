@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
 
   RowBits next = LoadRowBits<kAccess, kOneDim>(p, chunk.begin * kUnitRows + group, column);
   int until_flush = kFlushUnits;
-  for (int64_t unit = chunk.begin; unit < chunk.end; unit += chunk.step) {  // the same bounds for the whole block: the shuffles need each lane
+  for (int64_t unit = chunk.begin; unit < chunk.end;
+       unit += chunk.step) {  // the same bounds for the whole block: the shuffles need each lane
     const RowBits bits = next;
     const int64_t row = unit * kUnitRows + group;
     if (unit + chunk.step < chunk.end) next = LoadRowBits<kAccess, kOneDim>(p, row + chunk.step * kUnitRows, column);
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
 
     if (kAccess == kShifted || active) {
       const RowIndex index = MakeRowIndex<kOneDim>(p.space, active ? row : 0);
-      const auto store = [&](const auto& view, const float(&values)[8]) {
+      const auto store = [&](const auto& view, const float (&values)[8]) {
         if (view.data == nullptr) return;
         StoreRow8<kAccess>(Pack(values), RowPointer<kOneDim>(p.space, view, index), column, view.column_stride, active);
       };
@@ -222,8 +223,7 @@ int LaunchRmsNormSiluGateFwdCuda(const RmsNormSiluGateFwdParams& p, int device, 
   if (guard.status() != cudaSuccess) return guard.status();
   const auto best = [&](const auto& view) { return BestAccess(p.space, view); };
   const Access access = std::min({best(p.x), best(p.gate), best(p.output)});
-  return LaunchKernel(kFwdKernels[access][p.space.ndim == 1], UnitCount(p.space.rows),
-                      dim3(kBlockThreads), p, stream);
+  return LaunchKernel(kFwdKernels[access][p.space.ndim == 1], UnitCount(p.space.rows), dim3(kBlockThreads), p, stream);
 }
 
 int LaunchRmsNormSiluGateBwdCuda(const RmsNormSiluGateBwdParams& p, int device, void* stream) {

@@ -238,7 +238,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, MinBlocks(kAccess, kOneDim, kC
 // H200.
 int RowWarps(Access access, int64_t rounds) {
   if (access == kShifted) {
-    // Two rounds at least where there are two, as prefetches begin with the second; three warps where that leaves fewer idle in the last round.
+    // Two rounds at least where there are two, as prefetches begin with the second; three warps where that leaves fewer idle
+    // in the last round.
     if (rounds < 8) return rounds < 4 ? 1 : 2;
     return (rounds + 2) / 3 * 3 < (rounds + 3) / 4 * 4 - 1 ? 3 : 4;
   }
