@@ -1,5 +1,5 @@
-"""What Nsight Compute counts of each CUDA kernel, as a table: bytes that memory moved against those that the op has to, the rate,
-registers, spills. Needs a GPU, nvcc and ncu; no Paddle: python tools/profile_kernels.py [FILE.md]
+"""What Nsight Compute counts of each CUDA kernel, as a table: bytes that memory moved against those that the op has to, the
+rate, registers, spills. Needs a GPU, nvcc and ncu; no Paddle: python tools/profile_kernels.py [FILE.md]
 """
 
 import csv
