@@ -42,11 +42,14 @@ CALLS = {
 
 @pytest.mark.parametrize("function", CALLS)
 def test_out_of_memory(place, function):
-    with pytest.raises(MemoryError) as own:  # what Paddle's own functions raise
-        paddle.empty([2**42], "float32")
-    assert "ResourceExhausted" in str(own.value)
+    if place != "cpu" and not function.endswith("backward") and not function.endswith("bwd"):
+        pytest.skip("a GPU build's allocator takes tens of seconds to refuse: one call of each op does")
+    if place == "cpu":
+        with pytest.raises(MemoryError) as own:  # what Paddle's own functions raise
+            paddle.empty([2**42], "float32")
+        assert "ResourceExhausted" in str(own.value)
     tensors = huge(place)
-    for _ in range(3):
+    for _ in range(3 if place == "cpu" else 1):
         with pytest.raises(MemoryError, match="ResourceExhausted"):
             getattr(F, function)(**{name: tensors[name] for name in CALLS[function]})
     inputs = testing.swiglu_weighted_inputs(5, 24)

@@ -46,7 +46,9 @@ print(calls, "calls through Paddle, the backwards compared with float64")
 PY
 for tool in memcheck racecheck initcheck synccheck; do
     echo "-- compute-sanitizer $tool"
-    # Without the errors of calls: a Paddle without machine code for the GPU makes its own.
-    compute-sanitizer --tool "$tool" --kernel-name kns=paddle_gated_ops --report-api-errors no --error-exitcode 1 \
+    # Without the errors of calls, as a Paddle without machine code for the GPU makes its own, and without a look at copies to
+    # the host, as what other kernels have written is not followed.
+    compute-sanitizer --tool "$tool" --kernel-name kns=paddle_gated_ops --report-api-errors no \
+        --check-api-memory-access no --error-exitcode 1 \
         "${PYTHON:-python3}" "$script"
 done
