@@ -12,20 +12,21 @@ scratch=$(mktemp -d)
 trap 'rm -r "$scratch"' EXIT
 failed=0
 
-# attempt NAME COMMAND...: a line of the table, and the log where it failed.
+# attempt NAME COMMAND...: a line of the table, and the log where it failed. In COMMAND set -e has no effect.
 attempt() {
     local name=$1 rc=0
     shift
     "$@" >"$scratch/log" 2>&1 || rc=$?
     printf '%-60s %s\n' "$name" "$([ $rc = 0 ] && echo passed || echo FAILED)"
-    [ $rc = 0 ] || { failed=$((failed + 1)); tail -n 40 "$scratch/log" >&2; }
+    [ $rc = 0 ] || { failed=$((failed + 1)) && tail -n 40 "$scratch/log" >&2; }
 }
 
 version_of() { "$1" -dM -E -x c++ /dev/null | sed -n 's/^#define __VERSION__ "\(.*\)"/\1/p'; }
 
 install_and_check() {
     rm -rf "$scratch/site"
-    CXX=$1 CXXFLAGS="-Wall -Wextra -Werror" "$PYTHON" -m pip install -q --no-build-isolation --no-deps --target "$scratch/site" .
+    CXX=$1 CXXFLAGS="-Wall -Wextra -Werror" \
+        "$PYTHON" -m pip install -q --no-build-isolation --no-deps --target "$scratch/site" . || return
     (cd "$scratch" && PYTHONPATH=site "$PYTHON" -c "import paddle_gated_ops as p; assert '/site/' in p.__file__; p.run_check()")
 }
 
@@ -41,7 +42,7 @@ cxx() {
 each_source() {
     local source
     for source in ops/*/*_cuda.cu; do
-        "$@" -std=c++17 -O3 -Iops -DPADDLE_WITH_CUDA -DPADDLE_GATED_OPS_WITH_CUDA -c "$source" -o "$scratch/object.o"
+        "$@" -std=c++17 -O3 -Iops -DPADDLE_WITH_CUDA -DPADDLE_GATED_OPS_WITH_CUDA -c "$source" -o "$scratch/object.o" || return
     done
 }
 
@@ -71,7 +72,7 @@ clang_cuda() {
     local clang release
     clang=$(for n in {21..16}; do type -P clang++-$n || true; done | head -n 1)
     [ -n "$clang" ] || { echo "skipped: there is no clang 16 or newer for PyPI's CUDA 11.8 and 12"; return; }
-    for release in 11.8 12.{0..9}; do
+    for release in 11.8 12.{0..6} 12.8 12.9; do
         toolkit nvidia-{cuda-nvcc,cuda-runtime}-cu"${release%.*}==$release.*"
         touch "$scratch/cuda/include/curand_mtgp32_kernel.h" # clang includes it whatever the source; another package has it
         attempt "CUDA $release from PyPI, through ${clang##*/}" clang_as_nvcc "$clang"
@@ -83,7 +84,7 @@ clang_as_nvcc() {
     local half
     for half in --cuda-host-only "--cuda-device-only --cuda-gpu-arch=sm_80" "--cuda-device-only --cuda-gpu-arch=sm_90"; do
         each_source "$1" -x cuda $half --cuda-path="$scratch/cuda" -include tools/clang_cuda.h -ffp-contract=off \
-            -Wall -Wextra -Werror -Wno-unknown-cuda-version
+            -Wall -Wextra -Werror -Wno-unknown-cuda-version || return
     done
 }
 

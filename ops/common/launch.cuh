@@ -46,7 +46,7 @@ __device__ __forceinline__ void WaitForKernelBefore() {
 
 // Whether the current device runs code of this kernel, the same in each call, that has these instructions: not PTX of an
 // older architecture.
-static bool CanComeEarly(const void* kernel) {
+static inline bool CanComeEarly(const void* kernel) {
   constexpr int kDevices = 64;
   static std::atomic<signed char> known[kDevices];  // 0: not asked yet
   int device = 0;
