@@ -36,7 +36,8 @@ def cake_rmsnorm_silu_gate(x: Tensor, z: Tensor, weight: Tensor, eps: float = 1e
 
     Where ``weight.main_grad`` (float32, [128]) exists when the backward runs, in eager mode, the weight's gradient is added
     to it, unrounded, and none is returned; then the hooks of ``weight._register_backward_hook`` run, where it has any. Those
-    of ``weight.register_hook`` get no gradient to work on. In a graph main_grad is passed over.
+    of ``weight.register_hook`` get no gradient to work on. In a graph main_grad is passed over. DataParallel does not
+    reduce it.
 
     Args:
         x (Tensor): bfloat16, [..., 128].
@@ -59,7 +60,8 @@ def cake_rmsnorm_silu_gate(x: Tensor, z: Tensor, weight: Tensor, eps: float = 1e
         TypeError: an argument is no Tensor, or eps no number.
         ValueError: a dtype, shape or place other than these, or auto_cast with float16; in its backward, a main_grad that
             is not float32 of the weight's shape.
-        NotImplementedError: in its backward under create_graph=True.
+        NotImplementedError: in its backward under create_graph=True, in eager mode. In a graph Paddle takes the gradient for
+            a constant.
 
     Source: FlashInfer's ``cake_rmsnorm_silu_gate_train``, forward.
     """

@@ -51,7 +51,8 @@ def fused_swiglu_weighted(
         TypeError: an argument is no Tensor, or clamp_value no number.
         ValueError: a dtype, shape or place other than these, a clamp_value that is not finite and above 0, or auto_cast with
             float16.
-        NotImplementedError: in its backward under create_graph=True.
+        NotImplementedError: in its backward under create_graph=True, in eager mode. In a graph Paddle takes the gradient for
+            a constant.
 
     Source: the SwiGLU of Paddle's ``fused_swiglu_weighted_bwd``, forward.
     """

@@ -32,7 +32,8 @@ class RMSNormSiLUGate(Layer):
 
     Where ``weight.main_grad`` (float32, [128]) exists when the backward runs, in eager mode, the weight's gradient is added
     to it in place, ``weight.grad`` stays as it is, and the hooks of ``weight._register_backward_hook`` run; those of
-    ``weight.register_hook`` get no gradient to work on. In a graph main_grad is passed over.
+    ``weight.register_hook`` get no gradient to work on. In a graph main_grad is passed over. DataParallel does not
+    reduce it.
 
     As any ``PyLayer`` of Paddle up to 3.3, the node can run backward once only: a second backward through the same forward,
     also under retain_graph=True, ends the process. ``paddle.grad`` with respect to some of the trainable inputs needs
@@ -62,7 +63,8 @@ class RMSNormSiLUGate(Layer):
             shape or place other than these, or auto_cast with float16; in its backward, a main_grad that is not float32 of
             the weight's shape.
         TypeError: hidden_size is no int, epsilon no number, weight_attr none; in a call, an argument is no Tensor.
-        NotImplementedError: in its backward under create_graph=True.
+        NotImplementedError: in its backward under create_graph=True, in eager mode. In a graph Paddle takes the gradient for
+            a constant.
 
     Examples:
         >>> import paddle

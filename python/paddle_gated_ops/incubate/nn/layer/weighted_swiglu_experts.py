@@ -51,7 +51,8 @@ class WeightedSwiGLUExperts(Layer):
 
     Where ``up_gate_proj.main_grad`` or ``down_proj.main_grad`` (float32, the weight's shape) exists when the backward runs,
     in eager mode, the gradient is added to it in place, the weight's ``grad`` stays as it is, and the hooks of its
-    ``_register_backward_hook`` run; those of its ``register_hook`` get no gradient to work on.
+    ``_register_backward_hook`` run; those of its ``register_hook`` get no gradient to work on. DataParallel does not reduce
+    main_grad.
 
     In a static graph and for DistTensors the layer is made of Paddle's products and the registered forward op, and main_grad
     is passed over. Under ``paddle.jit.to_static`` each new tokens_per_expert makes a new graph: where the counts change with
@@ -78,7 +79,7 @@ class WeightedSwiGLUExperts(Layer):
         - tokens: the weights' dtype, [rows, hidden_size]: a row for each choice of each token, sorted by expert.
         - unzipped_probs: float32, [rows] or [rows, 1].
         - tokens_per_expert: a list, tuple or np.ndarray of num_experts ints, or an integer tensor on the CPU, of one
-          dimension (in a static graph none): the number of rows of each expert, 0 for some, rows in all.
+          dimension (in a static graph a list or tuple alone): the number of rows of each expert, 0 for some, rows in all.
         - output: the products' dtype, [rows, hidden_size].
 
     Raises:
@@ -87,7 +88,8 @@ class WeightedSwiGLUExperts(Layer):
         ValueError: a size is below 1, weight_attr is False; in a call, a dtype, shape or place other than these, counts that
             are negative or do not add up to rows, bfloat16 weights on the CPU, or auto_cast with float16; in its backward,
             a main_grad that is not float32 of the weight's shape.
-        NotImplementedError: in its backward under create_graph=True.
+        NotImplementedError: in its backward under create_graph=True, in eager mode. In a graph Paddle takes the gradient for
+            a constant.
 
     Examples:
         >>> import paddle
