@@ -12,6 +12,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("fused_swiglu_weighted", &paddle_gated_ops::FusedSwigluWeighted);
   m.def("fused_swiglu_weighted_bwd", &paddle_gated_ops::FusedSwigluWeightedBwd);
   m.def("fused_swiglu_weighted_bwd_out", &paddle_gated_ops::FusedSwigluWeightedBwdOut);
+  m.def("check_fused_swiglu_weighted", &paddle_gated_ops::CheckFusedSwigluWeighted);
   m.def("check_fused_swiglu_weighted_shapes", &paddle_gated_ops::CheckSwigluWeightedFwdShapes);
   m.def("check_fused_swiglu_weighted_bwd_shapes", &paddle_gated_ops::CheckSwigluWeightedBwdShapes);
   m.def("checked_clamp_value", &paddle_gated_ops::CheckedClampValue);
@@ -19,6 +20,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("cake_rmsnorm_silu_gate", &paddle_gated_ops::CakeRmsNormSiluGate);
   m.def("cake_rmsnorm_silu_gate_train_backward", &paddle_gated_ops::CakeRmsNormSiluGateTrainBackward);
   m.def("cake_rmsnorm_silu_gate_train_backward_workspace_bytes", &paddle_gated_ops::RmsNormSiluGateWorkspaceBytes);
+  m.def("check_cake_rmsnorm_silu_gate", &paddle_gated_ops::CheckCakeRmsNormSiluGate);
   m.def("check_cake_rmsnorm_silu_gate_shapes", &paddle_gated_ops::CheckRmsNormSiluGateFwdShapes);
   m.def("check_cake_rmsnorm_silu_gate_train_backward_shapes", &paddle_gated_ops::CheckRmsNormSiluGateBwdShapes);
   m.def("checked_eps", &paddle_gated_ops::CheckedEps);

@@ -151,6 +151,18 @@ def test_tensors_on_another_device_than_the_current_one(cuda, place, current):
         assert str(tensor.place) == str(tensors[0]["o1"].place)
     assert_same_bits(named(SWIGLU_OUTPUTS, first), expected[0])
     assert_same_bits(named(RMSNORM_OUTPUTS, second), expected[1])
+    # And into the caller's own.
+    outputs = {name: tensor_of(as_poison(array), place) for name, array in expected[0].items()}
+    returned = F.fused_swiglu_weighted_bwd_out(**tensors[0], **outputs)
+    assert all(tensor is outputs[name] for name, tensor in zip(SWIGLU_OUTPUTS, returned))
+    assert_same_bits(named(SWIGLU_OUTPUTS, returned), expected[0])
+    outputs = {name: tensor_of(as_poison(array), place) for name, array in expected[1].items()}
+    floats = F.cake_rmsnorm_silu_gate_train_backward_workspace_bytes(9000, place) // 4
+    workspace = tensor_of(np.full(floats, np.nan, np.float32), place)
+    returned = F.cake_rmsnorm_silu_gate_train_backward(**tensors[1], **outputs, workspace=workspace)
+    assert_same_bits(named(RMSNORM_OUTPUTS, returned), expected[1])
+    cuda.call("cudaGetDevice", ctypes.byref(device))
+    assert device.value == before
     empty = F.cake_rmsnorm_silu_gate_train_backward(**tensors_of(testing.rmsnorm_silu_gate_inputs(0), place))
     assert not array_of(empty[2]).any()
     assert F.cake_rmsnorm_silu_gate_train_backward_workspace_bytes(9000, place) > 0

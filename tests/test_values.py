@@ -114,6 +114,18 @@ def test_swiglu_range_of_magnitudes(place):
     check_swiglu(inputs, place)
 
 
+@pytest.mark.parametrize("gate", [-87.5, -88, -89, -95, -103])
+def test_a_product_that_overflows_although_sigmoid_is_below_the_normal_numbers(place, gate):
+    """Whether sigmoid is 0 there or a number, and the product then Inf, is the device's affair: both are right."""
+    up, d, p = grid(both_signs([9.126961e-08, 1e-38, 0.0]), both_signs([4.3532217e37, 3e38]), [6.5464479e37, 3e38])
+    inputs = {
+        "o1": to_bf16_bits(np.stack([np.full(len(up), gate), up], axis=1)),
+        "do2_s": to_bf16_bits(d[:, None]),
+        "unzipped_probs": p.astype(np.float32),
+    }
+    check_swiglu(inputs, place)
+
+
 ALL_PATTERNS = np.arange(65536, dtype=np.uint32).astype(np.uint16)
 
 

@@ -59,9 +59,10 @@ struct FwdInputs {
   Argument x, z, weight;
 };
 
-FwdInputs ReadInputs(const Tensor& x, const Tensor& z, const Tensor& weight) {
+FwdInputs ReadInputs(const Tensor& x, const Tensor& z, const Tensor& weight, paddle::DataType weight_dtype = kBf16) {
   const FwdInputs in = {ReadTensor("x", x), ReadTensor("z", z), ReadTensor("weight", weight)};
-  for (const Argument* argument : {&in.x, &in.z, &in.weight}) CheckDtype(*argument, {kBf16});
+  for (const Argument* argument : {&in.x, &in.z}) CheckDtype(*argument, {kBf16});
+  CheckDtype(in.weight, {weight_dtype});
   CheckShapes(in.x.shape, in.z.shape, in.weight.shape);
   return in;
 }
@@ -328,6 +329,18 @@ double CheckedEps(const std::string& function, py::handle eps) {
 int64_t RmsNormSiluGateWorkspaceBytes(int64_t rows) { return WorkspaceBytes(rows); }
 
 // ---- The eager entries
+
+void CheckCakeRmsNormSiluGate(py::handle x, py::handle z, py::handle weight, py::handle eps, bool fp32_weight) {
+  WithPythonErrors(kFwd, [&] {
+    const Tensor& x_tensor = CheckTensor("x", x);
+    const Tensor& z_tensor = CheckTensor("z", z);
+    const Tensor& weight_tensor = CheckTensor("weight", weight);
+    CheckEps(eps);
+    if (AnyDist({{"x", &x_tensor}, {"z", &z_tensor}, {"weight", &weight_tensor}})) return;
+    const FwdInputs in = ReadInputs(x_tensor, z_tensor, weight_tensor, fp32_weight ? kFp32 : kBf16);
+    CheckPlaces({&in.x, &in.z, &in.weight});
+  });
+}
 
 py::object CakeRmsNormSiluGate(const std::string& function, py::handle x, py::handle z, py::handle weight, py::handle eps,
                                py::handle out) {

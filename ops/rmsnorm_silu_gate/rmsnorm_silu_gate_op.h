@@ -10,6 +10,10 @@
 
 namespace paddle_gated_ops {
 
+// The checks of CakeRmsNormSiluGate alone, those of DistTensors' shapes and dtypes aside, of a weight in BF16 or in FP32.
+void CheckCakeRmsNormSiluGate(pybind11::handle x, pybind11::handle z, pybind11::handle weight, pybind11::handle eps,
+                              bool fp32_weight);
+
 // y, into `out` where that is not None
 pybind11::object CakeRmsNormSiluGate(const std::string& function, pybind11::handle x, pybind11::handle z,
                                      pybind11::handle weight, pybind11::handle eps, pybind11::handle out);

@@ -80,13 +80,23 @@ void SetHalves(const Argument& argument, int64_t columns, RowView<T>* left, RowV
   right->data += columns * right->column_stride;
 }
 
+struct FwdInputs {
+  Argument o1, probs;
+  Dims shape;  // o2_s's
+  phi::Place place;
+};
+
+FwdInputs ReadFwdInputs(const Tensor& o1, const Tensor& probs) {
+  FwdInputs in = {ReadTensor("o1", o1), ReadTensor("unzipped_probs", probs), {}, {}};
+  CheckDtype(in.o1, {kBf16});
+  CheckDtype(in.probs, {kFp32});
+  in.shape = CheckShapes(in.o1.shape, in.probs.shape);
+  in.place = CheckPlaces({&in.o1, &in.probs});
+  return in;
+}
+
 Tensor Forward(const char* function, const Tensor& o1_tensor, const Tensor& probs_tensor, float clamp) {
-  const Argument o1 = ReadTensor("o1", o1_tensor);
-  const Argument probs = ReadTensor("unzipped_probs", probs_tensor);
-  CheckDtype(o1, {kBf16});
-  CheckDtype(probs, {kFp32});
-  const Dims shape = CheckShapes(o1.shape, probs.shape);
-  const phi::Place place = CheckPlaces({&o1, &probs});
+  const auto [o1, probs, shape, place] = ReadFwdInputs(o1_tensor, probs_tensor);
   const Tensor output = AllocateOutput(shape, kBf16, place);
   if (shape.numel() == 0) return output;
   const Argument o2_s = ReadTensor("o2_s", output);
@@ -240,6 +250,15 @@ double CheckedClampValue(const std::string& function, py::handle clamp_value) {
 }
 
 // ---- The eager entries
+
+void CheckFusedSwigluWeighted(py::handle o1, py::handle unzipped_probs, py::handle clamp_value) {
+  WithPythonErrors(kFwd, [&] {
+    const Tensor& o1_tensor = CheckTensor("o1", o1);
+    const Tensor& probs_tensor = CheckTensor("unzipped_probs", unzipped_probs);
+    CheckClamp(clamp_value);
+    if (!AnyDist({{"o1", &o1_tensor}, {"unzipped_probs", &probs_tensor}})) ReadFwdInputs(o1_tensor, probs_tensor);
+  });
+}
 
 py::object FusedSwigluWeighted(py::handle o1, py::handle unzipped_probs, py::handle clamp_value) {
   return WithPythonErrors(kFwd, [&]() -> py::object {

@@ -10,6 +10,9 @@
 
 namespace paddle_gated_ops {
 
+// The checks of FusedSwigluWeighted alone, those of DistTensors' shapes and dtypes aside.
+void CheckFusedSwigluWeighted(pybind11::handle o1, pybind11::handle unzipped_probs, pybind11::handle clamp_value);
+
 // o2_s
 pybind11::object FusedSwigluWeighted(pybind11::handle o1, pybind11::handle unzipped_probs, pybind11::handle clamp_value);
 

@@ -13,12 +13,6 @@ def needs_node(*tensors):
     return paddle.is_grad_enabled() and any(is_tensor(tensor) and not tensor.stop_gradient for tensor in tensors)
 
 
-def check_tensors(function, **tensors):
-    """TypeError or ValueError for what is no tensor with memory: of some, Paddle's PyLayer would not say which argument."""
-    for name, tensor in tensors.items():
-        C.check_tensor(function, name, tensor)
-
-
 def refused_gradients(function, wanted):
     """What a backward must return where it is itself being recorded, else None: NotImplementedError then comes of it.
 

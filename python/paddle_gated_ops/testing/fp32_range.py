@@ -110,9 +110,15 @@ def swiglu_underflow(silu, dsilu, p, d, up):
 def swiglu_nonfinite(silu, dsilu, p, d, up, tiny):
     """Bits of do1, probs_grad and o2_s.
 
-    Args: as for :func:`swiglu_underflow`, and ``tiny`` [rows, I]: where sigmoid may be 0 in FP32.
+    Args: as for :func:`swiglu_underflow`, and ``tiny`` [rows, I]: where sigmoid may be 0 in FP32, or the number that it is.
     """
-    silu, dsilu = _clip(silu, tiny), _clip(dsilu, tiny)
+    kept, zeroed = (
+        _swiglu_nonfinite(_clip(silu, zeros), _clip(dsilu, zeros), p, d, up) for zeros in (False, tiny)
+    )
+    return {name: bits | zeroed[name] for name, bits in kept.items()}
+
+
+def _swiglu_nonfinite(silu, dsilu, p, d, up):
     weighted = _clip(silu * p)
     terms = _clip(silu * d) * up
     nan = np.isnan(terms)
@@ -138,8 +144,9 @@ def rmsnorm_forward_underflow(silu, n, w):
 
 
 def rmsnorm_forward_nonfinite(silu, n, w, tiny):
-    """Bits of y, [rows, 128]. Args: as above, and ``tiny`` [rows, 128]: where sigmoid may be 0."""
-    return _bits_of(_clip(_clip(silu, tiny) * _clip(n)) * w)
+    """Bits of y, [rows, 128]. Args: as above, and ``tiny`` [rows, 128]: where sigmoid may be 0, or the number that it is."""
+    kept, zeroed = (_bits_of(_clip(_clip(silu, zeros) * _clip(n)) * w) for zeros in (False, tiny))
+    return kept | zeroed
 
 
 def rmsnorm_underflow(silu, dsilu, dy, n, w, rstd):
@@ -173,20 +180,28 @@ def rmsnorm_underflow(silu, dsilu, dy, n, w, rstd):
 def rmsnorm_nonfinite(silu, dsilu, dy, n, w, rstd, tiny):
     """Bits of grad_x and grad_z, and grad_weight's terms as FP32 sees them.
 
-    Args: as for :func:`rmsnorm_underflow`, and ``tiny`` [rows, 128]: where sigmoid may be 0.
+    Args: as for :func:`rmsnorm_underflow`, and ``tiny`` [rows, 128]: where sigmoid may be 0, or the number
+    that it is.
 
     Returns:
         tuple: bits of grad_x, bits of grad_z [rows, 128]; the terms' positive and negative parts
         [rows, 128], Inf where FP32 overflows; and where FP32 may give NaN [128].
     """
-    finite = np.isfinite(dy) & np.isfinite(n) & np.isfinite(w)
-    n = _clip(n)
-    u = _clip(_clip(dsilu, tiny) * dy)
-    grad_z = _bits_of(u * _clip(n * w)) | _bits_of(_clip(u * n) * w)
+    kept, zeroed = (
+        _rmsnorm_nonfinite(_clip(silu, zeros), _clip(dsilu, zeros), dy, _clip(n), w, rstd) for zeros in (False, tiny)
+    )
+    grad_x, grad_z = kept[0] | zeroed[0], kept[1] | zeroed[1]
     # A sigmoid that vanishes excuses no NaN: (u * n) * w then meets no Inf.
+    finite = np.isfinite(dy) & np.isfinite(n) & np.isfinite(w)
     grad_z = np.where(tiny & finite, grad_z & ~BITS_NAN, grad_z)
+    return grad_x, grad_z, np.maximum(kept[2], zeroed[2]), np.maximum(kept[3], zeroed[3]), kept[4] | zeroed[4]
 
-    a = _clip(_clip(silu, tiny) * dy)
+
+def _rmsnorm_nonfinite(silu, dsilu, dy, n, w, rstd):
+    u = _clip(dsilu * dy)
+    grad_z = _bits_of(u * _clip(n * w)) | _bits_of(_clip(u * n) * w)
+
+    a = _clip(silu * dy)
     aw = _clip(a * w)
     terms = _clip(aw * n)
     mean = _clip(terms.mean(axis=-1, keepdims=True))

@@ -9,7 +9,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from .... import _amp
-from ...._autograd import check_tensors, checked_main_grad, needs_node, refused_gradients, save_inputs, saved_inputs
+from ...._autograd import checked_main_grad, needs_node, refused_gradients, save_inputs, saved_inputs
 from ...._checks import check_bool, check_int
 from ...._dist import reduced, rows_are_sharded, with_fp32_gradient
 from ...._graph import call_registered, check_dtype, check_variables, in_graph_mode, is_tensor, refuse_buffers, unified
@@ -80,14 +80,15 @@ def rmsnorm_silu_gate(x, z, weight, eps, cast_weight):
             inputs["weight"] = with_fp32_gradient(weight, x, z)
         return _registered_fwd(inputs, eps)
     if needs_node(x, z, weight):
-        check_tensors(_FWD, x=x, z=z, weight=weight)
+        # Before the PyLayer: Paddle's keep memory where their forward raises, and do not always name the argument.
+        C.check_cake_rmsnorm_silu_gate(x, z, weight, eps, cast_weight)
         return _RmsNormSiluGate.apply(x, z, weight, eps, cast_weight)
     return _eager_fwd(x, z, weight, eps, cast_weight)
 
 
 def _eager_fwd(x, z, weight, eps, cast_weight):
     if cast_weight:
-        check_tensors(_FWD, weight=weight)
+        C.check_tensor(_FWD, "weight", weight)
         weight = weight.astype("bfloat16")
     output = C.cake_rmsnorm_silu_gate(_FWD, x, z, weight, eps, None)
     if output is None:  # DistTensors

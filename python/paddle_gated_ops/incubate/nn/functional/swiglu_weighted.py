@@ -6,7 +6,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from ...._amp import cast_inputs
-from ...._autograd import check_tensors, needs_node, refused_gradients, save_inputs, saved_inputs
+from ...._autograd import needs_node, refused_gradients, save_inputs, saved_inputs
 from ...._graph import call_registered, check_variables, in_graph_mode, unified
 from ...._library import C
 
@@ -65,7 +65,8 @@ def fused_swiglu_weighted(
         if output is not None:
             return output  # None: DistTensors
     else:
-        check_tensors(_FWD, **inputs)
+        # Before the PyLayer: Paddle's keep memory where their forward raises, and do not always name the argument.
+        C.check_fused_swiglu_weighted(o1, unzipped_probs, clamp_value)
         return _FusedSwigluWeighted.apply(o1, unzipped_probs, clamp_value)
     return _registered_fwd(inputs, clamp_value)
 
