@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Installs the package in every way that people do, each in a fresh environment, and checks both ops there.
 
-    python3 tools/matrix.py              the whole matrix; writes tools/results/install_matrix.json and .md
+    python3 tools/matrix.py              the whole matrix; writes tools/results/install_matrix.json and .md, cell by cell
+    python3 tools/matrix.py --resume     the same, without the cells that passed in the run that these files are of
     python3 tools/matrix.py --ci         the cells of CI; writes nothing
     python3 tools/matrix.py --list       prints the cells and runs none
 
@@ -170,12 +171,15 @@ def run_cell(cell, uv, folder, log):
     return dict(zip(("python", "setuptools", "pip", "numpy", "paddle_gated_ops"), came.stdout.split()))
 
 
-def run_all(cells, scratch):
-    """Runs the cells; each gets result ('passed', 'failed', 'left out'), and seconds and came, or reason."""
+def run_all(cells, scratch, after_each):
+    """Runs the cells; each gets result ('passed', 'failed', 'left out'), date, and seconds and came, or reason."""
     uv = find_uv(scratch)
     os.environ.setdefault("UV_CACHE_DIR", str(scratch / "cache"))
     LOGS.mkdir(parents=True, exist_ok=True)
     for number, cell in enumerate(cells, 1):
+        if cell.get("result") == "passed":
+            continue
+        cell["date"] = datetime.date.today().isoformat()
         reason = why_left_out(cell)
         if reason:
             cell.update(result="left out", reason=reason)
@@ -193,6 +197,7 @@ def run_all(cells, scratch):
                 print("".join(log_path.read_text(errors="replace").splitlines(True)[-40:]), file=sys.stderr)
         name = ", ".join(f"{axis} {cell[axis]}" for axis in AXES)
         print(f"[{number}/{len(cells)}] {name}: {cell['result']} {cell.get('reason', '')}", flush=True)
+        after_each()
         following = cells[number] if number < len(cells) else {}
         if any(following.get(axis) != cell[axis] for axis in ("paddle", "python")):
             subprocess.run([uv, "cache", "clean", "-q", cell["paddle"].split()[0]], check=True)
@@ -211,8 +216,8 @@ def markdown(report):
     lines = [
         f"# Installs, {report['date']}",
         "",
-        f"{passed} of {len(ran)} cells passed, {len(cells) - len(ran)} could not run; made by `python3 tools/matrix.py` on "
-        f"{report['system']} with {report['compiler']}.",
+        f"{passed} of {len(ran)} cells passed, {len(cells) - len(ran)} could not run ({report['reached']} reached); made by "
+        f"`python3 tools/matrix.py` on {report['system']} with {report['compiler']}.",
         "The numbers are how many cells of a Paddle passed with the value; a dash: the two cannot meet, or could not here.",
         "",
         "| | " + " | ".join(paddles) + " |",
@@ -236,9 +241,25 @@ def markdown(report):
     return "\n".join(lines) + "\n"
 
 
+def record(cells):
+    """Writes the results of the cells that have been reached."""
+    done = [cell for cell in cells if "result" in cell]
+    compiler = subprocess.run(["c++", "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    report = {
+        "date": max(cell["date"] for cell in done),
+        "system": platform.platform(),
+        "compiler": compiler.splitlines()[0],
+        "reached": f"{len(done)} of {len(cells)}",
+        "cells": done,
+    }
+    RESULTS.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    RESULTS.with_suffix(".md").write_text(markdown(report))
+
+
 def main():
     parser = argparse.ArgumentParser(description="Installs the package in every way, in fresh environments.")
     parser.add_argument("--ci", action="store_true", help="run CI's cells only")
+    parser.add_argument("--resume", action="store_true", help="keep what passed in the run of the results' files")
     parser.add_argument("--list", action="store_true", help="print the cells, run none")
     parser.add_argument("--only", metavar="REGEX", default="", help="run the cells whose line in --list matches")
     options = parser.parse_args()
@@ -247,20 +268,13 @@ def main():
     if options.list:
         print("\n".join(", ".join(cell.values()) for cell in cells))
         return 0
-    begin = time.time()
+    recorded = not options.ci and not options.only
+    if options.resume:
+        report = json.loads(RESULTS.with_suffix(".json").read_text())
+        passed = {tuple(cell[axis] for axis in AXES): cell for cell in report["cells"] if cell["result"] == "passed"}
+        cells = [passed.get(tuple(cell.values()), cell) for cell in cells]
     with tempfile.TemporaryDirectory(prefix="install-matrix-") as scratch:
-        run_all(cells, Path(scratch))
-    if not options.ci and not options.only:
-        compiler = subprocess.run(["c++", "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
-        report = {
-            "date": datetime.date.today().isoformat(),
-            "system": platform.platform(),
-            "compiler": compiler.splitlines()[0],
-            "minutes": round((time.time() - begin) / 60),
-            "cells": cells,
-        }
-        RESULTS.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-        RESULTS.with_suffix(".md").write_text(markdown(report))
+        run_all(cells, Path(scratch), lambda: record(cells) if recorded else None)
     counts = {result: sum(cell["result"] == result for cell in cells) for result in ("passed", "failed", "left out")}
     print(", ".join(f"{count} {result}" for result, count in counts.items()))
     return 1 if counts["failed"] or not counts["passed"] else 0
