@@ -7,6 +7,7 @@ import contextlib
 import os
 import traceback
 
+import paddle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,16 @@ from fuzz.layers import LAYERS
 from fuzz.numbers import NUMBERS
 from fuzz.ops import OPS
 from fuzz.programs import program
+
+
+@pytest.fixture(autouse=True, scope="module")
+def on_cpu():
+    """Tensors say where they are. What is passed in their place is made by Paddle's kernels, which a GPU may lack."""
+    before = paddle.get_device()
+    paddle.set_device("cpu")
+    yield
+    paddle.set_device(before)
+
 
 EXAMPLES = int(os.environ.get("GATED_OPS_FUZZ_EXAMPLES", 400))
 SHORT = "GATED_OPS_FUZZ_EXAMPLES" not in os.environ

@@ -30,6 +30,7 @@ class Call:
         self.draw, self.function, self.base = draw, function, base
         self.broken = [draw(st.sampled_from(names)) for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2])))]
         self.place = draw(st.sampled_from(PLACES))
+        self.mixes_places = len(PLACES) > 1 and draw(st.integers(0, 9)) == 9
         self.views, self.objects, self.foreign, self.twins, self.dist = {}, {}, {}, {}, []
         self.faults = []  # each the names of the arguments one of which the error has to name
         self.grad_enabled = draw(st.sampled_from([True, True, False]))
@@ -136,7 +137,12 @@ class Call:
     # ---- The run
 
     def _tensors(self):
-        self.buffers = Buffers(self.views, self.seed, self.kinds, self.place)
+        numbers = {view.memory for view in self.views.values()}
+        places = dict.fromkeys(numbers, self.place)
+        if self.mixes_places and len(numbers) > 1 and all(math.prod(view.shape) for view in self.views.values()):
+            places[max(numbers)] = next(place for place in PLACES if place != self.place)
+            self.faults.append(set(self.views))
+        self.buffers = Buffers(self.views, self.seed, self.kinds, places)
         tensors = {name: self.buffers.tensors[self.twins.get(name, name)] for name in self.views}
         for name in self.dist:
             dist = paddle.distributed

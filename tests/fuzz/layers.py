@@ -42,6 +42,7 @@ def rmsnorm_layer(draw):
     if layer is None:
         return
     call = Call(draw, "cake_rmsnorm_silu_gate", ["x", "z"], base="x")
+    call.place, call.mixes_places = "cpu", False  # its weight's cast to BF16 is a kernel of Paddle's
     shape = draw(leading_shapes()) + (128,)
     found = call.tensor("x", "bfloat16", shape), call.tensor("z", "bfloat16", shape)
     if found[0] is not None:
@@ -85,6 +86,7 @@ def experts_layer(draw):
     rows = sum(counts)
     call = Call(draw, "WeightedSwiGLUExperts", ["tokens", "unzipped_probs", "tokens_per_expert"], base="tokens")
     call.kinds = ["whole"]
+    call.place, call.mixes_places = "cpu", False
     tokens = call.tensor("tokens", "float32", (rows, 5))
     probs = call.tensor("unzipped_probs", "float32", (rows, *draw(st.sampled_from([(), (1,)]))))
     if tokens is not None:

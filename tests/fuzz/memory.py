@@ -83,9 +83,9 @@ def random_bits(generator, kind, dtype, count):
 
 
 class Buffers:
-    """The buffers behind some views. NumPy holds what was in them; the tensors are made once."""
+    """The buffers behind some views, each on its place. NumPy holds what was in them; the tensors are made once."""
 
-    def __init__(self, views, seed, kinds, place):
+    def __init__(self, views, seed, kinds, places):
         generator = np.random.default_rng(seed)
         self.views, self.bases, self.before = views, {}, {}
         for number in sorted({view.memory for view in views.values()}):
@@ -93,7 +93,7 @@ class Buffers:
             count = 9 + max(int(view.elements().max(initial=0)) for view in here)
             self.before[number] = random_bits(generator, kinds[number % len(kinds)], here[0].dtype, count)
             dtype = here[0].dtype
-            self.bases[number] = paddle.to_tensor(self.before[number], dtype=dtype, place=place)
+            self.bases[number] = paddle.to_tensor(self.before[number], dtype=dtype, place=places[number])
         self.tensors = {name: self._tensor(view) for name, view in views.items()}
 
     def _tensor(self, view):
