@@ -78,7 +78,7 @@ _SWIGLU_CPU = [
 ]  # fmt: skip
 _NORM_CPU = [(16,), (512,), (4096,), (52428,), (131072,), (838860,), (131072, "sliced")]
 _SWEEP_COLUMNS = 2048
-_QUICK = {True: [(16, 128), (256, 512)], False: [(16,), (1024,), (1024, "sliced")]}
+_QUICK = {True: [(16, 128), (256, 512)], False: [(16,), (64,), (256,), (1024,), (1024, "sliced")]}
 
 
 def table(op, device):

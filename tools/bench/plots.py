@@ -24,14 +24,17 @@ _STYLES = {
 }
 
 
+_AT_LEAST = 4  # sizes that make a line
+
+
 def _series(found):
-    """{op: (columns, {name: [record] by rows})} of ops with at least two contiguous sizes of one width."""
+    """{op: (columns, {name: [record] by rows})} of ops with enough contiguous sizes of one width."""
     usable = [r for r in found if "GB/s" in r and r["layout"] == "contiguous"]
     series = {}
     for op in dict.fromkeys(r["op"] for r in usable):
         sizes = {(r["columns"], r["rows"]) for r in usable if r["op"] == op}
         columns, count = Counter(columns for columns, _ in sizes).most_common(1)[0]
-        if count < 2:
+        if count < _AT_LEAST:
             continue
         by_name = {}
         for r in sorted(usable, key=lambda r: r["rows"]):

@@ -76,10 +76,10 @@ def right_ones(found, case, arrays):
 
 def ours(op, sets):
     """Our functions: into given outputs where there is one that takes them, and one that allocates them."""
-    found = [Provider("ours", _calling(_OURS[op]), sets, True, True)]
+    found = [Provider("ours", _calling(_OURS[op]), sets, fresh=True, promised=True)]
     if op in _OURS_OUT:
         call = _calling(_OURS_OUT[op], with_outputs=True)
-        found.insert(0, Provider("ours, outputs given", call, sets, False, True))
+        found.insert(0, Provider("ours, outputs given", call, sets, fresh=False, promised=True))
     return found
 
 
@@ -87,13 +87,13 @@ def paddles(op, sets, device):
     """Paddle's composition, and its own fused op where the build has it."""
     composition = COMPOSITIONS[op]
     if device == "gpu":
-        found = [Provider("Paddle, unfused", _calling(composition), sets, True, False)]
+        found = [Provider("Paddle, unfused", _calling(composition), sets, fresh=True, promised=False)]
         fused = getattr(paddle_functional, "fused_swiglu_weighted_bwd", None)
         if op == "swiglu_weighted_bwd" and fused is not None:
-            found.append(Provider("Paddle, fused", _calling(fused), sets, True, False))
+            found.append(Provider("Paddle, fused", _calling(fused), sets, fresh=True, promised=False))
         return found
     fp32 = [Set({name: tensor.astype("float32") for name, tensor in s.inputs.items()}, {}) for s in sets]
     return [
-        Provider("Paddle, unfused", _calling(with_casts(composition)), sets, True, False),
-        Provider("Paddle, unfused, FP32 tensors", _calling(composition), fp32, True, False),
+        Provider("Paddle, unfused", _calling(with_casts(composition)), sets, fresh=True, promised=False),
+        Provider("Paddle, unfused, FP32 tensors", _calling(composition), fp32, fresh=True, promised=False),
     ]

@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy
 import paddle
 from tqdm import tqdm
 
@@ -9,12 +10,6 @@ import paddle_gated_ops
 
 from . import calls, cpu, gpu, peer_process, records
 from .peers import PEERS
-
-
-def _versions():
-    import numpy
-
-    return {"paddle": paddle.__version__, "paddle_gated_ops": paddle_gated_ops.__version__, "numpy": numpy.__version__}
 
 
 def run(arguments, cases):
@@ -26,7 +21,8 @@ def run(arguments, cases):
     """
     paddle.set_device(arguments.device)
     threads = paddle_gated_ops.get_num_threads()
-    versions, more = _versions(), {}
+    versions = {module.__name__: module.__version__ for module in (paddle, paddle_gated_ops, numpy)}
+    more = {}
     peers = [peer for peer in PEERS if peer in arguments.peers]
     peer_cases = [case for case in cases if not arguments.peer_ops or case.op in arguments.peer_ops]
     found, left_out = [], {}
@@ -64,7 +60,7 @@ def run(arguments, cases):
     try:
         from . import plots
 
-        picture = plots.draw(arguments.out) or "No picture: there are fewer than two sizes of a width."
+        picture = plots.draw(arguments.out) or "No picture: no op has enough sizes of one width."
     except ImportError as error:
         picture = f"No picture ({error}); --draw makes it elsewhere."
     print(f"\n{arguments.out}\n{picture}")
