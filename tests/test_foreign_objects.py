@@ -90,6 +90,12 @@ def test_no_dense_tensor_in_a_layer(rows, what):
         layer(paddle.ones([rows, 4]), paddle.ones([rows]), odd)
 
 
+@pytest.mark.parametrize("what", [np.ones(3), np.ones(3, int), np.ones((1, 1)), np.float32(1), int, np.int64, paddle.Tensor])
+def test_counts_that_only_look_like_ints(what):
+    with pytest.raises(TypeError, match=r"WeightedSwiGLUExperts: tokens_per_expert must be a list of ints"):
+        WeightedSwiGLUExperts(2, 4, 3)(paddle.ones([5, 4]), paddle.ones([5]), [what, what])
+
+
 def test_an_empty_tensor_of_counts():
     for counts in (paddle.empty([0], "int64"), paddle.to_tensor([], "int64"), paddle.empty([0, 2], "int64")):
         with pytest.raises(ValueError, match=r"WeightedSwiGLUExperts: tokens_per_expert\b"):

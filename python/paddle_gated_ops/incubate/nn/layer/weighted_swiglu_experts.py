@@ -284,12 +284,10 @@ def _checked_counts(tokens_per_expert, num_experts, rows):
     counts = tokens_per_expert
     if isinstance(counts, np.ndarray) and counts.dtype.kind in "iu":
         counts = counts.tolist()
-    if not isinstance(counts, (list, tuple)) or not all(
-        hasattr(count, "__index__") and not isinstance(count, (bool, paddle.Tensor)) for count in counts
-    ):
+    counts = _as_ints(counts) if isinstance(counts, (list, tuple)) else None
+    if counts is None:
         allowed = "a list of ints" + ("" if in_graph_mode() else " or an integer tensor on the CPU, of one dimension")
         raise TypeError(f"{_NAME}: tokens_per_expert must be {allowed}, but is {_describe(tokens_per_expert)}")
-    counts = tuple(operator.index(count) for count in counts)
     if len(counts) != num_experts or min(counts) < 0:
         raise ValueError(
             f"{_NAME}: tokens_per_expert must have {num_experts} counts of 0 or more, one an expert, but is {list(counts)}"
@@ -299,6 +297,16 @@ def _checked_counts(tokens_per_expert, num_experts, rows):
             f"{_NAME}: tokens_per_expert must add up to the {rows} rows of tokens, but adds up to {sum(counts)}"
         )
     return counts
+
+
+def _as_ints(values):
+    """A tuple of ints; None where one is none."""
+    if any(isinstance(value, (bool, paddle.Tensor)) or not hasattr(value, "__index__") for value in values):
+        return None
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:  # arrays, and classes of ints, have the method too
+        return None
 
 
 def _describe(value):
