@@ -56,7 +56,7 @@ def rmsnorm_layer(draw):
     if output.stop_gradient:
         assert not call.grad_enabled
         return
-    inputs["grad_out"] = testing.rmsnorm_silu_gate_inputs(shape[:-1], call.seed)["grad_out"]
+    inputs["grad_out"] = testing.rmsnorm_silu_gate_inputs(tuple(output.shape[:-1]), call.seed)["grad_out"]
     paddle.autograd.backward([output], [tensor_of(inputs["grad_out"], "cpu")])
     expected = tensor_of(np.zeros(128, np.float32), "cpu")
     tensors = {name: tensor_of(array, "cpu") for name, array in inputs.items()}
