@@ -56,7 +56,7 @@ def test_conditions_can_fail(what, tmp_path):
     broken = tmp_path / "expert_parallel.py"
     broken.write_text(source)
     status, text = launch(broken)
-    assert status == 1, text
+    assert status != 0, text  # 1, or a signal's where the launcher ends the other process first
     assert any(line.startswith("FAILED") and condition in line for line in text.splitlines()), text
 
 
