@@ -68,7 +68,7 @@ def test_wrong_arguments(arguments, message):
 
 def test_three_processes_are_refused():
     status, text = launch(TOOL, processes=3)
-    assert status == 1 and "power of two" in text, text
+    assert status != 0 and "power of two" in text, text
 
 
 def test_a_plan_keeps_the_order_of_the_batch(tool):
