@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -274,3 +275,22 @@ def eager():
         yield
     finally:
         paddle.enable_static()
+
+
+def run_in_threads(work, count):
+    """Runs work(0) to work(count - 1) at once, each in a thread of its own; fails where one raises or does not return."""
+    errors = []
+
+    def guarded(i):
+        try:
+            work(i)
+        except BaseException as error:  # pytest does not see what a thread raises
+            errors.append(error)
+
+    workers = [threading.Thread(target=guarded, args=(i,), daemon=True) for i in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    assert not any(worker.is_alive() for worker in workers), "a call did not return"
+    assert not errors, errors[0]

@@ -10,7 +10,17 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import RMSNORM_INPUTS, SWIGLU_INPUTS, array_of, assert_same_bits, run_rmsnorm, run_swiglu, tensor_of, tensors_of
+from calls import (
+    RMSNORM_INPUTS,
+    SWIGLU_INPUTS,
+    array_of,
+    assert_same_bits,
+    run_in_threads,
+    run_rmsnorm,
+    run_swiglu,
+    tensor_of,
+    tensors_of,
+)
 from cuda_runtime import GPU, RMSNORM_OUTPUTS, SWIGLU_OUTPUTS, Delay, as_poison, named
 from paddle_gated_ops import testing
 
@@ -102,23 +112,15 @@ def test_python_threads_on_their_own_streams(cuda):
     expected = [run_rmsnorm(arrays, GPU) for arrays in inputs]
     tensors = [tensors_of(arrays, GPU) for arrays in inputs]
     streams = [paddle.device.cuda.Stream() for _ in inputs]
-    results, errors, lock = [[] for _ in inputs], [], threading.Lock()
+    results, lock = [[] for _ in inputs], threading.Lock()
     cuda.synchronize()
 
     def work(i):
-        try:
-            for _ in range(50):
-                with lock, paddle.device.cuda.stream_guard(streams[i]):
-                    results[i].append(F.cake_rmsnorm_silu_gate_train_backward(**tensors[i]))
-        except BaseException as error:  # pytest does not see what a thread raises
-            errors.append(error)
+        for _ in range(50):
+            with lock, paddle.device.cuda.stream_guard(streams[i]):
+                results[i].append(F.cake_rmsnorm_silu_gate_train_backward(**tensors[i]))
 
-    workers = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(len(inputs))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
-    assert not any(worker.is_alive() for worker in workers) and not errors, errors
+    run_in_threads(work, len(inputs))
     cuda.synchronize()
     for i, each in enumerate(results):
         for outputs in each:

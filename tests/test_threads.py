@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import paddle_gated_ops
-from calls import assert_same_bits, run_python, run_rmsnorm, run_swiglu, tensors_of
+from calls import assert_same_bits, run_in_threads, run_python, run_rmsnorm, run_swiglu, tensors_of
 from paddle_gated_ops import testing
 from paddle_gated_ops.incubate.nn import functional as F
 
@@ -31,25 +31,18 @@ def test_python_threads_at_once(place, sizes):
     expected = [(run_swiglu(a, place), run_rmsnorm(b, place)) for a, b in zip(swiglu, rmsnorm)]
     before = paddle_gated_ops.get_num_threads()
     paddle_gated_ops.set_num_threads(3)
-    start, errors = threading.Barrier(len(rows)), []
+    start = threading.Barrier(len(rows))
 
     def work(i):
-        try:
-            start.wait(60)
-            for _ in range(10):
-                assert_same_bits(run_swiglu(swiglu[i], place), expected[i][0])
-                assert_same_bits(run_rmsnorm(rmsnorm[i], place), expected[i][1])
-        except BaseException as error:  # pytest does not see what a thread raises
-            errors.append(error)
+        start.wait(60)
+        for _ in range(10):
+            assert_same_bits(run_swiglu(swiglu[i], place), expected[i][0])
+            assert_same_bits(run_rmsnorm(rmsnorm[i], place), expected[i][1])
 
-    workers = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(len(rows))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
-    paddle_gated_ops.set_num_threads(before)
-    assert not any(worker.is_alive() for worker in workers), "a call did not return"
-    assert not errors, errors[0]
+    try:
+        run_in_threads(work, len(rows))
+    finally:
+        paddle_gated_ops.set_num_threads(before)
 
 
 def test_other_python_threads_run_meanwhile():
