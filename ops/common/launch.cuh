@@ -29,10 +29,10 @@ cudaError_t LaunchKernel(void (*kernel)(Params), int64_t blocks, dim3 block, con
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }
 
-// A launch that follows one of ours may come while that one ends (programmatic dependent launch, from compute capability 9.0
-// on), which takes 1 us off the pair. The first kernel calls LetNextKernelCome as it ends, the second begins with
-// WaitForKernelBefore: it returns when the first is done and what it wrote can be read. Not after somebody else's launch,
-// which may itself have come before what it follows was done.
+// A launch that follows one of ours may come while that one runs (programmatic dependent launch, from compute capability 9.0
+// on), which takes 2 us off the pair. The first kernel's blocks begin with LetNextKernelCome: once all have, the second's
+// come where there is room. They begin with WaitForKernelBefore: it returns when the first kernel is done and what it wrote
+// can be read. Not after somebody else's launch, which may itself have come before what it follows was done.
 __device__ __forceinline__ void LetNextKernelCome() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

@@ -21,7 +21,8 @@ __device__ __forceinline__ T WarpSum(T value) {
 }
 
 // A tree over eight numbers of one thread.
-__device__ __forceinline__ float TreeSum8(const float (&v)[8]) {
+template <typename T>
+__device__ __forceinline__ T TreeSum8(const T (&v)[8]) {
   return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 

@@ -85,7 +85,9 @@ struct RmsNormSiluGateBwdParams {
   float* weight_grad_fp32;
   int64_t weight_grad_stride;
   bool accumulate_weight_grad;  // add to what is there, before the one rounding
-  double* chunk_sums;  // [ChunkCount(rows), 128], 8-byte aligned scratch, written before it is read; null with the above
+  // [ChunkCount(rows), 128] in an order of the device's own: scratch, 8-byte aligned, written before it is read; null with
+  // the above
+  double* chunk_sums;
 };
 
 // The bytes of a workspace that holds chunk_sums wherever its 4-byte aligned memory begins. Never falls as rows grow, so

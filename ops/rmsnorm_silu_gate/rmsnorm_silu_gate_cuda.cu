@@ -15,6 +15,7 @@ using BwdParams = RmsNormSiluGateBwdParams;
 // A block takes a chunk, a unit of 16 rows at a time: 16 lanes a row, 8 columns a lane.
 constexpr int kLanes = kNormSize / kVectorColumns;
 constexpr int kBlockThreads = kUnitRows * kLanes;
+constexpr int kWarps = kBlockThreads / 32;
 constexpr int kFlushUnits = kFp32Rows;  // a lane adds a row of each unit
 
 // Blocks that a multiprocessor must be able to hold. 3 leave a thread 80 registers, and nothing spills; 2 and 4 were 4 and
@@ -91,6 +92,12 @@ __device__ __forceinline__ RowBits LoadRowBits(const BwdParams& p, int64_t row, 
   return bits;
 }
 
+// A chunk's sums lie in the order in which its block has them: the column of a slot.
+__device__ __forceinline__ int ColumnOfSlot(int slot) {
+  const int i = slot / 32, lane = slot % kLanes, upper = slot % 32 / kLanes;
+  return lane * kVectorColumns + upper * 4 + i;
+}
+
 // [rows, 128] x 3 -> [rows, 128] x 2 and chunk_sums [chunks, 128]: every element is read once and written once.
 template <Access kAccess, bool kOneDim, bool kWeightGrad>
 __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
@@ -98,23 +105,27 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const int column = lane * kVectorColumns;
   const Chunk chunk = ChunkOf(p.space.rows, blockIdx.x);
+  if (kWeightGrad && gridDim.x > 1) LetNextKernelCome();
 
   float weight[8];
   LoadWeight(p.weight, p.weight_stride, column, weight);
 
-  // Each thread has its own slots; [i][lane] keeps them free of bank conflicts.
-  __shared__ double sums[kWeightGrad ? kUnitRows : 1][kVectorColumns][kLanes];
+  // FP64 sums of a warp's two rows: its lower half keeps the first four of a lane's columns, its upper half the others.
+  __shared__ double sums[kWeightGrad ? kWarps : 1][kNormSize / 32][32];  // free of bank conflicts
+  const int warp = threadIdx.x / 32, warp_lane = threadIdx.x % 32;
   float weight_terms[8] = {};
-  if (kWeightGrad) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sums[group][i][lane] = 0.0;
-  }
+  bool flushed = false;
   const auto flush = [&] {
+    const bool upper = warp_lane >= kLanes;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      sums[group][i][lane] += double(weight_terms[i]);
-      weight_terms[i] = 0.0f;
+    for (int i = 0; i < 4; ++i) {
+      const float own = upper ? weight_terms[i + 4] : weight_terms[i];
+      const float others = upper ? weight_terms[i] : weight_terms[i + 4];
+      const double sum = double(own) + double(__shfl_xor_sync(kFullWarp, others, kLanes));
+      sums[warp][i][warp_lane] = flushed ? sums[warp][i][warp_lane] + sum : sum;
+      weight_terms[i] = weight_terms[i + 4] = 0.0f;
     }
+    flushed = true;
   };
 
   RowBits next = LoadRowBits<kAccess, kOneDim>(p, chunk.begin * kUnitRows + group, column);
@@ -161,46 +172,47 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
   }
 
   if (kWeightGrad) {
-    if (gridDim.x > 1) LetNextKernelCome();
     flush();
     __syncthreads();
-    if (threadIdx.x < kNormSize) {
-      const int own_column = threadIdx.x;
-      double sum = 0.0;
-      for (int g = 0; g < kUnitRows; ++g) sum += sums[g][own_column % kVectorColumns][own_column / kVectorColumns];
+    const int slot = threadIdx.x;
+    if (slot < kNormSize) {
+      double terms[kWarps];
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) terms[w] = sums[w][slot / 32][slot % 32];
+      const double sum = TreeSum8(terms);
       if (gridDim.x == 1) {
-        StoreWeightGrad(p, own_column, sum);
+        StoreWeightGrad(p, ColumnOfSlot(slot), sum);
       } else {
-        p.chunk_sums[int64_t(blockIdx.x) * kNormSize + own_column] = sum;
+        p.chunk_sums[int64_t(blockIdx.x) * kNormSize + slot] = sum;
       }
     }
   }
 }
 
-// chunk_sums [chunks, 128] -> the weight gradient. A block takes 8 columns; its 32 segments of 8 threads take every 32nd
+// chunk_sums [chunks, 128] -> the weight gradient. A block takes 8 slots; its 32 segments of 8 threads take every 32nd
 // chunk each, and a tree adds the segments.
-constexpr int kSumColumns = 8;
+constexpr int kSumSlots = 8;
 constexpr int kSumSegments = 32;
 
-__global__ void __launch_bounds__(kSumColumns* kSumSegments) SumChunksKernel(const __grid_constant__ BwdParams p) {
+__global__ void __launch_bounds__(kSumSlots* kSumSegments) SumChunksKernel(const __grid_constant__ BwdParams p) {
   WaitForKernelBefore();
   const int chunks = ChunkCount(p.space.rows);
-  const int column = blockIdx.x * kSumColumns + threadIdx.x % kSumColumns;
-  const int segment = threadIdx.x / kSumColumns;
+  const int slot = blockIdx.x * kSumSlots + threadIdx.x % kSumSlots;
+  const int segment = threadIdx.x / kSumSlots;
   double sum = 0.0;
 #pragma unroll 8
   for (int chunk = segment; chunk < chunks; chunk += kSumSegments) {
-    sum += p.chunk_sums[int64_t(chunk) * kNormSize + column];
+    sum += p.chunk_sums[int64_t(chunk) * kNormSize + slot];
   }
-  __shared__ double sums[kSumSegments][kSumColumns];
-  sums[segment][threadIdx.x % kSumColumns] = sum;
+  __shared__ double sums[kSumSegments][kSumSlots];
+  sums[segment][threadIdx.x % kSumSlots] = sum;
   for (int half = kSumSegments / 2; half > 0; half /= 2) {
     __syncthreads();
     if (segment < half) {
-      sums[segment][threadIdx.x % kSumColumns] += sums[segment + half][threadIdx.x % kSumColumns];
+      sums[segment][threadIdx.x % kSumSlots] += sums[segment + half][threadIdx.x % kSumSlots];
     }
   }
-  if (segment == 0) StoreWeightGrad(p, column, sums[0][threadIdx.x]);
+  if (segment == 0) StoreWeightGrad(p, ColumnOfSlot(slot), sums[0][threadIdx.x]);
 }
 
 // [Access][one leading dimension]([weight gradient])
@@ -236,7 +248,7 @@ int LaunchRmsNormSiluGateBwdCuda(const RmsNormSiluGateBwdParams& p, int device, 
   const cudaError_t status =
       LaunchKernel(kBwdKernels[access][p.space.ndim == 1][weight_grad], chunks, dim3(kBlockThreads), p, stream);
   if (status != cudaSuccess || !weight_grad || chunks == 1) return status;
-  return LaunchAfterOurs(SumChunksKernel, kNormSize / kSumColumns, dim3(kSumColumns * kSumSegments), p, stream);
+  return LaunchAfterOurs(SumChunksKernel, kNormSize / kSumSlots, dim3(kSumSlots * kSumSegments), p, stream);
 }
 
 }  // namespace paddle_gated_ops
