@@ -14,6 +14,7 @@ import paddle
 
 import paddle_gated_ops.incubate.nn.functional as F
 from paddle_gated_ops import testing
+from paddle_gated_ops.testing import tensor_of
 
 SWIGLU_INPUTS = ("o1", "do2_s", "unzipped_probs")
 RMSNORM_INPUTS = ("grad_out", "x", "z", "weight")
@@ -37,17 +38,9 @@ BAD_CLAMP_VALUES = [
 ]
 
 
-def tensor_of(array, place):
-    """A contiguous tensor: BF16 from uint16 bits, FP32 from numbers."""
-    make = testing.bf16_tensor if np.asarray(array).dtype == np.uint16 else testing.float_tensor
-    return make(array, place)
-
-
 def array_of(tensor):
     """The bits of a contiguous BF16 tensor (uint16), the values of an FP32 one, None for None."""
-    if tensor is None:
-        return None
-    return testing.bits_of(tensor) if "bfloat16" in str(tensor.dtype) else testing.floats_of(tensor)
+    return None if tensor is None else testing.array_of(tensor)
 
 
 def tensors_of(inputs, place, views=None):

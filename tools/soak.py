@@ -25,8 +25,7 @@ WARM_UP = 5000
 def calls(place):
     """{name: a function of no arguments that makes one right call}, and the same of wrong calls."""
     swiglu, rmsnorm = testing.swiglu_weighted_inputs(3, 24), testing.rmsnorm_silu_gate_inputs(20)
-    make = {np.uint16: testing.bf16_tensor, np.float32: testing.float_tensor}
-    o1, do2_s, probs = (make[array.dtype.type](array, place) for array in swiglu.values())
+    o1, do2_s, probs = (testing.tensor_of(array, place) for array in swiglu.values())
     grad_out, x, z, weight = (testing.bf16_tensor(array, place) for array in rmsnorm.values())
     do1, o2_s, out = (testing.bf16_tensor(array, place) for array in (swiglu["o1"], swiglu["do2_s"], rmsnorm["x"]))
     grad_weight = testing.float_tensor(np.zeros(128), place)

@@ -49,8 +49,7 @@ def rmsnorm_inputs(kind, generator, seed):
 
 
 def tensors(inputs, place):
-    make = {np.uint16: testing.bf16_tensor, np.float32: testing.float_tensor}
-    return {name: make[array.dtype.type](array, place) for name, array in inputs.items()}
+    return {name: testing.tensor_of(array, place) for name, array in inputs.items()}
 
 
 def swiglu_errors(inputs, place):

@@ -20,6 +20,7 @@ from . import inputs, reference, tolerance
 from .bf16 import bf16_ulp, from_bf16_bits, to_bf16_bits
 from .inputs import (
     VIEW_KINDS,
+    array_of,
     bf16_tensor,
     bits_of,
     damaged_canaries,
@@ -29,6 +30,7 @@ from .inputs import (
     rmsnorm_silu_gate_inputs,
     strided_view,
     swiglu_weighted_inputs,
+    tensor_of,
 )
 from .tolerance import (
     assert_rmsnorm_silu_gate,
@@ -47,6 +49,7 @@ from .tolerance import (
 
 __all__ = [
     "VIEW_KINDS",
+    "array_of",
     "assert_rmsnorm_silu_gate",
     "assert_rmsnorm_silu_gate_bwd",
     "assert_swiglu_weighted",
@@ -72,6 +75,7 @@ __all__ = [
     "rmsnorm_silu_gate_inputs",
     "strided_view",
     "swiglu_weighted_inputs",
+    "tensor_of",
     "to_bf16_bits",
     "tolerance",
 ]

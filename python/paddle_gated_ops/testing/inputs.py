@@ -28,8 +28,10 @@ __all__ = [
     "rmsnorm_silu_gate_inputs",
     "bf16_tensor",
     "float_tensor",
+    "tensor_of",
     "bits_of",
     "floats_of",
+    "array_of",
     "VIEW_KINDS",
     "strided_view",
     "read_view",
@@ -117,6 +119,12 @@ def float_tensor(array: ArrayLike, place: PlaceLike | None = None, stop_gradient
     return paddle.to_tensor(array, dtype="float32", place=place, stop_gradient=stop_gradient)
 
 
+def tensor_of(array: ArrayLike, place: PlaceLike | None = None, stop_gradient: bool = True) -> Tensor:
+    """:func:`bf16_tensor` of a uint16 array, :func:`float_tensor` of any other."""
+    make = bf16_tensor if np.asarray(array).dtype == np.uint16 else float_tensor
+    return make(array, place, stop_gradient)
+
+
 def _host_copy(tensor, expected):
     name = str(tensor.dtype).rsplit(".", 1)[-1]
     if name != expected:
@@ -135,6 +143,11 @@ def bits_of(tensor: Tensor) -> np.ndarray:
 def floats_of(tensor: Tensor) -> np.ndarray:
     """The values (float32 array) of a contiguous FP32 tensor on any place."""
     return _host_copy(tensor, "float32")
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """:func:`bits_of` a BF16 tensor, :func:`floats_of` any other."""
+    return bits_of(tensor) if "bfloat16" in str(tensor.dtype) else floats_of(tensor)
 
 
 # Canary elements before and after the data: 64 keep a 128-byte alignment.
@@ -260,12 +273,11 @@ def strided_view(
         raise ValueError(f"kind: expected one of {VIEW_KINDS}, got {kind!r}")
     if values.ndim == 0 and kind not in ("contiguous", "offset"):
         raise ValueError(f"kind: a tensor of rank 0 has no {kind} view")
-    make = bf16_tensor if values.dtype == np.uint16 else float_tensor
     if values.size == 0:
-        base = make(values, place)
+        base = tensor_of(values, place)
         return base, base
     buffer, cut = _BUILDERS[kind](values, _canary_like(values, canary))
-    base = make(buffer, place)
+    base = tensor_of(buffer, place)
     view = cut(base)
     _offset_in(view, base)
     return view, base
