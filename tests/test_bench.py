@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,8 @@ pytest.importorskip("tqdm")
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
-from bench import cases, gpu, oracle, records, timing  # noqa: E402
-from bench.arrays import make_inputs  # noqa: E402
+from bench import cases, gpu, oracle, peer_process, records, session, timing  # noqa: E402
+from bench.arrays import make_inputs, repeated  # noqa: E402
 
 PEER_PYTHON = os.environ.get("GATED_OPS_PEER_PYTHON")
 BACKWARDS = ("swiglu_weighted_bwd", "rmsnorm_silu_gate_bwd")
@@ -105,16 +106,19 @@ def test_bytes():
 
 
 @pytest.mark.parametrize("promised", [True, False], ids=["ours", "others"])
-@pytest.mark.parametrize("rows", [7, 40000])  # fewer than are checked; more than are drawn
+@pytest.mark.parametrize("rows", [7, 40000])  # fewer than are checked; more than are drawn and checked
 def test_a_wrong_result_is_not_timed(rows, promised):
     case = cases.Case("rmsnorm_silu_gate_bwd", rows, 128)
-    arrays, _ = make_inputs(case, 1, np.asarray)
-    tensors = {name: testing.bf16_tensor(array, "cpu") for name, array in arrays.items()}
+    arrays, (tensors,) = make_inputs(
+        case, 1, lambda array, n, skip: testing.bf16_tensor(repeated(array, n, skip).reshape(n, *array.shape[1:]), "cpu")
+    )
     right = [testing.bits_of(tensor) for tensor in F.cake_rmsnorm_silu_gate_train_backward(**tensors)]
     oracle.check(case, arrays, right, promised)
     with pytest.raises(AssertionError, match="2 outputs in place of 3"):
         oracle.check(case, arrays, right[:2], promised)
-    for output, at in ((0, (0, 7)), (1, (-1, 7)), (2, 7)):
+    with pytest.raises(AssertionError, match="rows in place of"):
+        oracle.check(case, arrays, [right[0][:-1], *right[1:]], promised)
+    for output, at in ((0, (0, 7)), (1, (-1, 7)), (0, (rows // 2, 7)), (2, 7)):
         wrong = [array.copy() for array in right]
         wrong[output][at] = testing.to_bf16_bits(1e5)
         with pytest.raises(AssertionError):
@@ -128,18 +132,94 @@ def test_calls_take_turns_and_rotate():
     assert all(len(times[name]) == len(numbers[name]) - 1 >= 4 for name in numbers)  # one call warms up
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "unaligned"])
+def test_inputs_repeat(layout):
+    case = cases.Case("swiglu_weighted_bwd", 700, 2048, layout)
+
+    def make(array, rows, skip):
+        return repeated(array, rows, skip)[skip:].reshape(rows, *array.shape[1:])
+
+    arrays, calls = make_inputs(case, 2, make)
+    assert len(arrays["o1"]) == case.period < case.rows and [sorted(call) for call in calls] == [sorted(arrays)] * 2
+    for name, array in arrays.items():
+        both = np.concatenate([call[name] for call in calls])
+        assert np.array_equal(both, array[np.arange(2 * case.rows) % case.period])
+    assert (calls[0]["o1"].ctypes.data - calls[0]["o1"].base.ctypes.data) == (2 if layout == "unaligned" else 0)
+
+
 def test_files_are_added_to(tmp_path):
     path = tmp_path / "results.json"
-    case = cases.Case("swiglu_weighted", 8, 16)
+    case, other = cases.Case("swiglu_weighted", 8, 16), cases.Case("swiglu_weighted", 9, 16)
     head = {"commit": "abc", "device": "cpu", "versions": {"paddle": "3"}}
-    records.save(path, head, [records.timed(case, "ours", 2.0), records.timed(case, "copy", 1.0)])
-    records.save(path, {**head, "versions": {"torch": "2"}}, [records.timed(case, "ours", 3.0)], add=True)
+    records.File(path, head).add([records.timed(case, "ours", 2.0), records.timed(other, "ours", 1.0)])
+    file = records.File(path, {**head, "versions": {"torch": "2"}}, add=True)
+    assert not file.lacks(case, "ours") and file.lacks(case, "ours", "copy") and file.lacks(other, "copy")
+    file.add([records.timed(case, "copy", 1.0), records.timed(case, "ours", 3.0), records.skipped(other, "copy", "why")])
+    assert file.lacks(other, "copy")
+    file.describe(gpu="a GPU")
+    file.write()
     merged, found = records.load(path)
-    assert merged["versions"] == {"paddle": "3", "torch": "2"}
-    assert {r["provider"]: r["us"] for r in found} == {"ours": 3.0, "copy": 1.0}
+    assert merged == {**head, "versions": {"paddle": "3", "torch": "2"}, "gpu": "a GPU"}
+    assert [(r["rows"], r["provider"], r.get("us")) for r in found] == [
+        (8, "ours", 3.0), (8, "copy", 1.0), (9, "ours", 1.0), (9, "copy", None),
+    ]  # fmt: skip
     with pytest.raises(ValueError, match="commit"):
-        records.save(path, {**head, "commit": "def"}, [], add=True)
-    assert json.loads(path.read_text())["header"]["commit"] == "abc"
+        records.File(path, {**head, "commit": "def"}, add=True)
+    with pytest.raises(ValueError, match="gpu"):
+        file.describe(gpu="another GPU")
+    records.File(path, head).add([])
+    assert records.load(path) == (head, [])
+
+
+PEER = """
+import json, os, sys
+job = json.load(sys.stdin)
+with open(os.environ["PEER_LOG"], "a") as log:
+    log.write(json.dumps([sys.argv[-1], job]) + chr(10))
+print(json.dumps({"versions": {"torch": "2"}, "device": job["device"], "bytes_of_element": None}), flush=True)
+for case in job["cases"][: int(os.environ.get("PEER_ANSWERS", "100"))]:
+    print(json.dumps({} if job["compile_only"] else {"us": 7.0, "others_cores": 0.0}), flush=True)
+sys.exit("no more")
+"""
+
+
+@pytest.fixture
+def peer(tmp_path, monkeypatch):
+    """The interpreter of a peer that times nothing, and a function that returns what it has been asked: [(peer, job)]."""
+    program, log = tmp_path / "peer", tmp_path / "peer.log"
+    program.write_text(f"#!{sys.executable}\n{PEER}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PEER_LOG", str(log))
+    return str(program), lambda: [tuple(json.loads(line)) for line in log.read_text().splitlines()]
+
+
+def test_what_a_file_lacks_is_measured(tmp_path, peer):
+    command, asked = peer
+    path = tmp_path / "cpu.json"
+    arguments = ["--ops", "rmsnorm_silu_gate", "--peers", "torch_compile", "--peer-python", command, "--out", str(path)]
+    table = run_bench(*arguments, PEER_ANSWERS="2")
+    assert "skipped: exit status 1: no more" in table
+    before = records.load(path)[1]
+    assert [r["us"] for r in before if r["provider"] == "torch.compile" and "us" in r] == [7.0, 7.0]
+    run_bench(*arguments, "--add")
+    quick = [list(case) for case in cases.quick("rmsnorm_silu_gate", "cpu")]
+    assert [job["cases"] for _, job in asked()] == [quick, quick[2:]]
+    head, after = records.load(path)
+    assert head["versions"]["torch"] == "2"
+    assert [r["us"] for r in after if r["provider"] == "torch.compile"] == [7.0] * len(quick)
+    assert [r for r in after if "us" in r and r in before] == [r for r in before if "us" in r]
+    run_bench(*arguments, "--add")
+    assert len(asked()) == 2 and records.load(path) == (head, after)
+
+
+def test_peers_compile_each_case_once(peer):
+    command, asked = peer
+    wanted = {"torch_compile": cases.sweep("swiglu_weighted_bwd", "gpu"), "fla": cases.table("rmsnorm_silu_gate", "gpu")}
+    peer_process.compile_all(wanted, command, {"device": "gpu"})
+    assert all(job["compile_only"] for _, job in asked())
+    for name, its_cases in wanted.items():
+        compiled = [cases.Case(*case) for of, job in asked() if of == name for case in job["cases"]]
+        assert sorted(compiled) == sorted(its_cases)
 
 
 @pytest.mark.skipif(not PEER_PYTHON, reason="GATED_OPS_PEER_PYTHON names no Python with PyTorch")
@@ -163,22 +243,57 @@ for line in sys.stdin:
 """
 
 
-def test_kernel_times_become_records(tmp_path, monkeypatch):
-    # An nvcc whose every program is the one above.
+@pytest.fixture
+def fake_nvcc(tmp_path, monkeypatch):
+    """Its every program is the one above."""
     program, nvcc = tmp_path / "program", tmp_path / "nvcc"
     program.write_text(f"#!{sys.executable}\n{BENCH_KERNELS}")
     nvcc.write_text(f'#!/bin/sh\nfor target; do :; done\ncp -p "{program}" "$target"\n')
     for file in (program, nvcc):
         file.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def test_kernel_times_become_records(fake_nvcc):
     wanted = [case for op in cases.OPS if op != "swiglu_weighted" for case in cases.table(op, "gpu")]
-    done = []
-    device, found = gpu.run(wanted, 0, [], lambda: done.append(1))
-    assert device["gpu"] == "a GPU" and len(done) == len(wanted)
+    device = {}
+    found = list(gpu.time_kernels(wanted, device.update))
+    assert device["gpu"] == "a GPU" and len(found) == len(wanted)
+    found = sum(found, [])
     assert found[0]["provider"] == "an empty kernel" and found[0]["us"] == 0.5
     ours = {tuple(r.values())[:4]: r for r in found if r["provider"] == "ours"}
     assert set(ours) == {tuple(case) for case in wanted}
     assert all(r["of_copy"] == 0.5 and r["us"] == (4.0 if r["op"].endswith("_bwd") else 2.0) for r in ours.values())
+
+
+def test_a_run_on_a_gpu(tmp_path, fake_nvcc, peer, monkeypatch, capsys):
+    command, asked = peer
+    monkeypatch.setattr(session.paddle, "set_device", lambda device: None)
+    monkeypatch.setattr(gpu, "time_in_paddle", lambda case, *_: [records.timed(case, gpu.IN_PADDLE, 5.0, 4.0)])
+    path = tmp_path / "gpu.json"
+    ops = ["swiglu_weighted_bwd", "rmsnorm_silu_gate"]
+    peers = ["torch_compile", "fla", "liger"]
+    line = ["bench.py", "--device", "gpu", "--ops", *ops, "--sizes", "table", "sweep", "--peers", *peers]
+    monkeypatch.setattr(sys, "argv", [*line, "--peer-python", command, "--out", str(path), "--add"])
+    tool = runpy.run_path(str(TOOLS / "bench.py"))
+    arguments = tool["parse_arguments"]()
+    wanted = tool["chosen_cases"](arguments)
+    assert {case.rows for case in wanted} >= {8, 2**20}
+    session.run(arguments, wanted)
+    head, found = records.load(path)
+    assert head["gpu"] == "a GPU" and head["versions"]["torch"] == "2"
+    names = {case: [r["provider"] for r in found if tuple(r.values())[:4] == tuple(case)] for case in wanted}
+    for case, of_case in names.items():
+        theirs = ["Liger SwiGLU (do1 alone)"] if case.is_swiglu else ["FLA rms_norm_gated"]
+        assert sorted(of_case) == sorted(["copy", "ours", "torch.compile", "ours, captured in Paddle", *theirs]), case
+    limits = {tuple(r.values())[:4]: r["us"] for r in found if r["provider"] == "copy"}
+    assert all(r["copy_us"] == limits[tuple(r.values())[:4]] for r in found if r["provider"] == "torch.compile")
+    timed = [job["cases"] for _, job in asked() if not job["compile_only"]]
+    assert [len(of_peer) for of_peer in timed] == [len(wanted), *(sum(c.op == op for c in wanted) for op in ops[::-1])]
+    assert "peers compile" in capsys.readouterr().err
+    before = len(asked())
+    session.run(arguments, wanted)
+    assert len(asked()) == before and records.load(path) == (head, found)
 
 
 @pytest.mark.gpu

@@ -1,8 +1,9 @@
 """Times the ops beside a copy of as many bytes, Paddle's own functions and other libraries' versions: a table on screen,
 JSON and a picture in files.
 
-Every version's outputs are compared with float64 before it is timed. Buffers rotate, so that no cache holds the next call's.
-Times are medians: of calls on a CPU, in turns with the copies; of CUDA graphs of many launches on a GPU.
+Some rows of every version's outputs are compared with float64 before it is timed. Buffers rotate, so that no cache holds the
+next call's. Times are medians: of calls on a CPU, in turns with the copies; of CUDA graphs of many launches on a GPU. The
+JSON is whole after each case: a run that was ended goes on with --add.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def parse_arguments():
     parser.add_argument("--seconds", type=float, default=0.5, help="how long a CPU version is timed (default: %(default)s)")
     parser.add_argument("--rotate", type=float, help="MiB that the buffers move together, at least (default: 256, GPU 600)")
     parser.add_argument("--out", metavar="FILE", help="JSON; the picture goes beside it (default: build/bench/DEVICE.json)")
-    parser.add_argument("--add", action="store_true", help="keep what FILE has of other cases, measured at the same source")
+    parser.add_argument("--add", action="store_true", help="measure what FILE, of the same source, lacks")
     parser.add_argument("--commit", help="of the source, where git does not know it")
     parser.add_argument("--draw", metavar="FILE", help="measure nothing; draw the picture of this JSON")
     arguments = parser.parse_args()

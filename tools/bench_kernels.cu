@@ -1,7 +1,7 @@
 // Times the CUDA kernels of both ops beside a copy of as many bytes: no Paddle, no Python. tools/bench_kernels.sh runs it.
 //
-// Buffers rotate over more than 512 MB, so that the L2 cache holds nothing of the next launch; each figure is the median
-// of replays of a CUDA graph of launches. Before any timing the kernels' results are compared with the CPU kernels'.
+// Buffers rotate over 600 MB, or 10000 sets of them, so that the L2 cache holds nothing of the next launch; each figure is the
+// median of replays of a CUDA graph of launches. Before any timing the kernels' results are compared with the CPU kernels'.
 //
 // With the argument "cases" (tools/bench.py) it reads sizes from stdin, one a line: "swiglu ROWS COLUMNS OFFSET" or
 // "norm ROWS 128 Z_STRIDE", with the arguments of BenchSwiglu and BenchNorm.
@@ -105,7 +105,7 @@ double Time(int sets, double bytes, const std::function<void(int, cudaStream_t)>
   return times[times.size() / 2] * 1e3 / launches;
 }
 
-int Sets(double bytes) { return int(std::clamp(std::ceil(6e8 / bytes), 1.0, 4000.0)); }
+int Sets(double bytes) { return int(std::clamp(std::ceil(6e8 / bytes), 1.0, 10000.0)); }
 
 // Each element of `device` within two BF16 steps of `host`, or both near zero.
 void CompareBf16(const char* name, const std::vector<Bf16>& device, const std::vector<Bf16>& host) {

@@ -1,14 +1,19 @@
 """Paddle's tensors of a case: as many sets of inputs and outputs as it takes to leave no cache anything."""
 
+import ctypes
 from typing import NamedTuple
 
 import numpy as np
+import paddle
 
 from paddle_gated_ops import testing
+from paddle_gated_ops._library import C
 from paddle_gated_ops.incubate.nn import functional as F
 
-from .arrays import make_inputs
+from .arrays import make_inputs, repeated
 from .cases import NORM_SIZE
+
+_MEMCPY_DEFAULT = 4  # the pointers tell the direction
 
 
 class Set(NamedTuple):
@@ -16,11 +21,6 @@ class Set(NamedTuple):
 
     inputs: dict
     outputs: dict
-
-
-def array_of(tensor):
-    """The bits of a contiguous BF16 tensor (uint16), the values of an FP32 one."""
-    return testing.bits_of(tensor) if "bfloat16" in str(tensor.dtype) else testing.floats_of(tensor)
 
 
 def _output_arrays(case, rows, count, place):
@@ -43,13 +43,40 @@ def _output_arrays(case, rows, count, place):
     return {}
 
 
-def make_sets(case, place, count, with_outputs):
-    """The first set's inputs as arrays, and [Set] * count. Without outputs that dict is empty."""
+def _repeated_on_gpu(array, rows, skip):
+    """arrays.repeated as a tensor; what is repeated is copied there once, and from there to there again and again."""
+    array = np.ascontiguousarray(array)
+    row = array.size // len(array)
+    flat = paddle.empty([skip + rows * row], "bfloat16" if array.dtype == np.uint16 else "float32")
+    # The CUDA runtime that the library is linked to: this Paddle's own kernels may have no code for this GPU.
+    runtime = ctypes.CDLL(C.__file__)
 
-    def make(array):
-        return testing.bf16_tensor(array, place) if array.dtype == np.uint16 else testing.float_tensor(array, place)
+    def copy(to, source, count):
+        error = runtime.cudaMemcpy(ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(count), _MEMCPY_DEFAULT)
+        if error:
+            raise RuntimeError(f"cudaMemcpy: CUDA error {error}")
+
+    paddle.device.synchronize()
+    begin, size = flat.data_ptr() + skip * array.itemsize, rows * row * array.itemsize
+    done = min(array.nbytes, size)
+    copy(begin, array.ctypes.data, done)
+    while done < size:
+        more = min(done, size - done)
+        copy(begin + done, begin, more)
+        done += more
+    runtime.cudaDeviceSynchronize()
+    return flat
+
+
+def make_sets(case, place, count, with_outputs):
+    """The inputs as arrays, of arrays.make_inputs, and [Set] * count. Without outputs that dict is empty."""
+
+    def make(array, rows, skip):
+        on_cpu = place == "cpu"
+        flat = testing.tensor_of(repeated(array, rows, skip), place) if on_cpu else _repeated_on_gpu(array, rows, skip)
+        return flat[skip:].reshape([rows, *array.shape[1:]])
 
     arrays, inputs = make_inputs(case, count, make)
     found = _output_arrays(case, case.rows, count, place) if with_outputs else {}
-    outputs = {name: make(array) for name, array in found.items()}
+    outputs = {name: testing.tensor_of(array, place) for name, array in found.items()}
     return arrays, [Set(inputs[i], {name: tensor[i] for name, tensor in outputs.items()}) for i in range(count)]

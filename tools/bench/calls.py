@@ -16,6 +16,7 @@ from . import providers, records
 from .buffers import make_sets
 from .cases import NORM_SIZE, Case
 
+OP = "eager call"
 ROWS = 16
 _CALLS, _REPEATS = 200, 31
 
@@ -51,6 +52,6 @@ def run(device):
     place = paddle.device.get_device()
     synchronize = (lambda: None) if device == "cpu" else paddle.device.synchronize
     return [
-        records.without_traffic("eager call", ROWS, NORM_SIZE, name, _median_us(function, synchronize))
+        records.without_traffic(OP, ROWS, NORM_SIZE, name, _median_us(function, synchronize))
         for name, function in _functions(place).items()
     ]

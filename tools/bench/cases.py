@@ -43,7 +43,7 @@ class Case(NamedTuple):
     @property
     def period(self):
         """Random inputs repeat after as many rows: drawing them all would take longer than the timing."""
-        return max(1, 2**21 // self.columns)
+        return max(1, 2**19 // self.columns)
 
     @property
     def is_swiglu(self):

@@ -2,6 +2,16 @@
 
 import statistics
 
+_MOST_SETS = 10000
+
+
+def sets(case, rotate):
+    """How many sets of buffers: those that move more than ``rotate`` bytes, but no more than a graph can be made of quickly.
+
+    The smallest case moves 60 MB then, more than any L2 cache holds.
+    """
+    return min(_MOST_SETS, case.sets(rotate))
+
 
 def launches(sets, case_bytes):
     """How many launches a graph has: each set of buffers at least once, and 2 GB of traffic or 200 launches."""

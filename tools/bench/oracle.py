@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "python" / "
 import testing  # noqa: E402
 from testing import reference  # noqa: E402
 
-CHECKED_ROWS = 1024
+CHECKED_ELEMENTS = 2**17  # of an output of so many columns as the case has, at each of three places
 
 #: How far another library's result may be: BF16 arithmetic throughout, eight roundings of 2^-8 in a row.
 TOLERANCE = 2.0**-5
@@ -41,17 +41,28 @@ def _expected(op, arrays):
     return {name: getattr(outputs, name) for name in OUTPUTS[op]}
 
 
-def _rows(arrays, rows):
-    return {name: array if name == "weight" else array[rows] for name, array in arrays.items()}
+def _rows(arrays, begin, end):
+    """Rows of inputs that repeat."""
+    at = range(begin, end)
+    return {name: array if name == "weight" else array.take(at, axis=0, mode="wrap") for name, array in arrays.items()}
+
+
+def _checked_rows(case):
+    """[(begin, end)] of the first rows, some in the middle, and the last; all where there are few."""
+    count = max(1, CHECKED_ELEMENTS // case.columns)
+    if case.rows <= 3 * count:
+        return [(0, case.rows)]
+    return [(begin, begin + count) for begin in (0, (case.rows - count) // 2, case.rows - count)]
 
 
 def _expected_sum(case, arrays):
     """grad_weight over all rows and the magnitudes of its bound: of one period, as often as it is repeated, and the rest."""
-    repeats, rest = divmod(case.rows, case.period)
+    period = len(arrays["x"])
+    repeats, rest = divmod(case.rows, period)
     value, magnitudes = np.zeros(NORM_SIZE), [np.zeros(NORM_SIZE)] * 3
-    for times, count in ((repeats, case.period), (1, rest)):
+    for times, count in ((repeats, period), (1, rest)):
         if times and count:
-            part = reference.cake_rmsnorm_silu_gate_train_backward(**_rows(arrays, slice(0, count)))
+            part = reference.cake_rmsnorm_silu_gate_train_backward(**_rows(arrays, 0, count))
             value = value + times * part.grad_weight
             magnitudes = [a + times * b for a, b in zip(magnitudes, part.magnitudes["grad_weight"])]
     return value, reference.Magnitudes(*magnitudes, nonfinite=0)
@@ -78,15 +89,18 @@ def _assert_promised_rows(op, arrays, outputs):
         testing.assert_swiglu_weighted_bwd(arrays, outputs, _clamp_value(op))
 
 
-def check(case, arrays, outputs, promised, names=None):
-    """Checks the first and the last CHECKED_ROWS rows of a call's outputs, and grad_weight, the sum over all rows.
+def check(case, arrays, outputs, promised, names=None, read=np.asarray):
+    """Checks rows of a call's outputs, the first, the last and some between, and grad_weight, the sum over all rows.
+
+    float64 takes longer than the timing, and so does a large output's way from a GPU: hence not all rows.
 
     Args:
         case (cases.Case): what was called.
         arrays (dict): its inputs, of arrays.make_inputs.
-        outputs (sequence): arrays in OUTPUTS' order, BF16 as uint16 bits or as numbers.
+        outputs (sequence): tensors in OUTPUTS' order.
         promised (bool): within this library's bounds, else within TOLERANCE * (|right| + right's root mean square).
         names (tuple, optional): of the outputs, where they are not all of OUTPUTS[case.op].
+        read: of a tensor, returns an array, BF16 as uint16 bits or as numbers.
 
     Raises:
         AssertionError: an output is wrong, or missing.
@@ -96,9 +110,12 @@ def check(case, arrays, outputs, promised, names=None):
         raise AssertionError(f"{len(outputs)} outputs in place of {len(names)}")
     outputs = dict(zip(names, outputs))
     total = outputs.pop("grad_weight", None)
-    first, last = slice(0, CHECKED_ROWS), slice(max(0, case.rows - CHECKED_ROWS), case.rows)
-    for rows in [first, last] if case.rows > CHECKED_ROWS else [first]:
-        inputs, found = _rows(arrays, rows), _rows(outputs, rows)
+    for name, output in outputs.items():
+        if len(output) != case.rows:
+            raise AssertionError(f"{name}: {len(output)} rows in place of {case.rows}")
+    for begin, end in _checked_rows(case):
+        inputs = _rows(arrays, begin, end)
+        found = {name: read(output[begin:end]) for name, output in outputs.items()}
         if promised:
             _assert_promised_rows(case.op, inputs, found)
         else:
@@ -108,6 +125,7 @@ def check(case, arrays, outputs, promised, names=None):
     if total is None:
         return
     right, magnitudes = _expected_sum(case, arrays)
+    total = read(total)
     if not promised:
         return _assert_close("grad_weight", total, right)
     error = testing.error_in_bounds(total, right, testing.promise3_bound(right, magnitudes, "bfloat16")).max()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _KEY = ("op", "rows", "columns", "layout", "provider", "fresh_outputs")
+_SAME = ("commit", "device", "cpu", "cpu_threads", "gpu")
 
 
 def timed(case, provider, us, copy_us=None, **more):
@@ -47,7 +48,7 @@ def _commit():
         return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "ops", "python", "setup.py", "tools/bench")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "ops", "python", "setup.py", "tools/bench*")
         return git("rev-parse", "HEAD") + (" with changes" if changed else "")
     except OSError:
         return ""
@@ -62,7 +63,7 @@ def _cpu():
     return f"{names[0] if names else platform.machine()}, {len(names) or '?'} cores"
 
 
-def header(device, threads, versions, commit=None, **more):
+def header(device, threads, versions, commit=None):
     """What the records of a file have in common."""
     return {
         "tool": "tools/bench.py",
@@ -72,7 +73,6 @@ def header(device, threads, versions, commit=None, **more):
         "cpu": _cpu(),
         "cpu_threads": threads,
         "versions": {"Python": platform.python_version(), **versions},
-        **more,
     }
 
 
@@ -82,25 +82,66 @@ def load(path):
     return content["header"], content["records"]
 
 
-def save(path, head, found, add=False):
-    """Writes {"header", "records"}, a record a line.
+class File:
+    """{"header", "records"}, a record a line: whole on disk after each addition, so that a run that is ended loses nothing.
 
-    With ``add`` the file's own records of other cases and providers are kept.
+    Args:
+        path (str or Path): the file.
+        head (dict): of header().
+        add (bool): keep what the file has.
 
     Raises:
-        ValueError: they were measured on another machine or at another source.
+        ValueError: that was measured on another machine or at another source. From describe() as well.
     """
-    if add and Path(path).exists():
-        old_head, old = load(path)
-        for key in ("commit", "device", "cpu", "cpu_threads", "gpu"):
-            if old_head.get(key) != head.get(key):
-                raise ValueError(f"{path} has another {key}: {old_head.get(key)}, not {head.get(key)}")
-        head = {**old_head, **head, "versions": {**old_head["versions"], **head["versions"]}}
-        merged = {tuple(record.get(key) for key in _KEY): record for record in [*old, *found]}
-        found = list(merged.values())
-    lines = ",\n".join(json.dumps(record) for record in found)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(f'{{"header": {json.dumps(head, indent=1)},\n"records": [\n{lines}\n]}}\n')
+
+    def __init__(self, path, head, add=False):
+        self.path, self.head, self._records = Path(path), {}, {}
+        if add and self.path.exists():
+            self.head, old = load(path)
+            self._records = {self._key(record): record for record in old}
+        self.describe(**head)
+
+    @staticmethod
+    def _key(record):
+        return tuple(record.get(key) for key in _KEY)
+
+    def describe(self, versions=None, **more):
+        """Adds to the header."""
+        for key in _SAME:
+            if key in self.head and key in more and self.head[key] != more[key]:
+                raise ValueError(f"{self.path} has another {key}: {self.head[key]}, not {more[key]}")
+        self.head = {**self.head, **more, "versions": {**self.head.get("versions", {}), **(versions or {})}}
+
+    @property
+    def records(self):
+        """All of them; those of a case stand together."""
+        cases = {}
+        for record in self._records.values():
+            cases.setdefault(tuple(record[key] for key in _KEY[:4]), []).append(record)
+        return [record for of_case in cases.values() for record in of_case]
+
+    def add(self, found):
+        """Adds records, in place of those of the same cases and providers."""
+        for record in found:
+            key = self._key(record)
+            before = (*key[:-1], None)  # what was skipped has no fresh_outputs
+            if "skipped" in self._records.get(before, {}):
+                del self._records[before]
+            self._records[key] = record
+        self.write()
+
+    def write(self):
+        """Writes the file."""
+        lines = ",\n".join(map(json.dumps, self.records))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_name(self.path.name + ".part")
+        part.write_text(f'{{"header": {json.dumps(self.head, indent=1)},\n"records": [\n{lines}\n]}}\n')
+        part.replace(self.path)
+
+    def lacks(self, case, *names):
+        """Whether there is no time of one of these providers; of what was skipped there is none."""
+        timed = {key[4] for key, record in self._records.items() if key[:4] == tuple(case) and "us" in record}
+        return not timed.issuperset(names)
 
 
 def table(records):

@@ -1,7 +1,7 @@
 """One peer, in its own process: python -m bench.peers PEER, a job in JSON on stdin, answers in JSON lines on stdout.
 
-The job has device, threads, seconds, rotate and cases. The first answer has name, versions,
-device and bytes_of_element (null: the op's), or skipped; then comes one answer a case, in order, with us, or skipped.
+The job has device, threads, seconds, rotate, compile_only and cases. The first answer has versions, device and
+bytes_of_element (null: the op's), or skipped; then comes one answer a case, in order, with us, or skipped.
 """
 
 import importlib
@@ -20,10 +20,17 @@ from ..cases import Case
 from ..timing import OtherWork, time_calls
 
 
-def _tensor(array, device):
+def _tensor(array, rows, skip, device):
+    """arrays.repeated as a tensor; the array alone goes to the device."""
     if array.dtype == np.uint16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
-    return torch.from_numpy(array).to(device)
+        once = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        once = torch.from_numpy(array)
+    times = -(-rows // len(once))
+    flat = torch.empty(skip + times * once.numel(), dtype=once.dtype, device=device)
+    whole = flat[skip:].view(times, *once.shape)
+    whole.copy_(once.to(device))
+    return whole.view(-1, *once.shape[1:])[:rows]
 
 
 def _array(tensor):
@@ -54,19 +61,26 @@ def _time_on_gpu(call, count, case_bytes):
 
 
 def _time(peer, function, case, job):
-    """{"us": the median time of a call}, after the check of its outputs; on a CPU others_cores as well."""
-    count = case.sets(job["rotate"])
-    device = "cuda" if job["device"] == "gpu" else "cpu"
-    arrays, inputs = make_inputs(case, count, lambda array: _tensor(array, device), getattr(peer, "PROBS", None))
+    """{"us": the median time of a call}, after the check of its outputs; on a CPU others_cores as well.
+
+    compile_only: {} after one call, unchecked.
+    """
+    on_gpu, compile_only = job["device"] == "gpu", job["compile_only"]
+    device = "cuda" if on_gpu else "cpu"
+    count = 1 if compile_only else cuda_graph.sets(case, job["rotate"]) if on_gpu else case.sets(job["rotate"])
+    arrays, inputs = make_inputs(case, count, lambda *what: _tensor(*what, device), getattr(peer, "PROBS", None))
     prepare = getattr(peer, "prepare", lambda op, tensors: tensors)
     inputs = [prepare(case.op, tensors) for tensors in inputs]
-    outputs = [_array(output) for output in function(**inputs[0])]
-    oracle.check(case, arrays, outputs, promised=False, names=getattr(peer, "OUTPUTS", None))
+    outputs = function(**inputs[0])
+    if compile_only:
+        return {}
+    oracle.check(case, arrays, outputs, promised=False, names=getattr(peer, "OUTPUTS", None), read=_array)
+    del outputs
 
     def call(i):
         return function(**inputs[i % count])
 
-    if device == "cuda":
+    if on_gpu:
         return {"us": _time_on_gpu(call, count, case.bytes)}
     with OtherWork() as other:
         times = time_calls({"it": call}, job["seconds"])["it"]
@@ -89,17 +103,11 @@ def main():
             raise ImportError("this PyTorch sees no GPU")
     except ImportError as error:
         return answer(skipped=str(error))
-    answer(
-        name=peer.NAME,
-        versions={name: importlib.metadata.version(name) for name in peer.PACKAGES},
-        device=job["device"],
-        bytes_of_element=getattr(peer, "BYTES", None),
-    )
+    versions = {name: importlib.metadata.version(name) for name in peer.PACKAGES}
+    answer(versions=versions, device=job["device"], bytes_of_element=getattr(peer, "BYTES", None))
     for fields in job["cases"]:
         case = Case(*fields)
         try:
-            if case.op not in functions:
-                raise NotImplementedError("it has no such op")
             with torch.no_grad():
                 answer(**_time(peer, functions[case.op], case, job))
         except Exception as error:

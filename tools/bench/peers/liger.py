@@ -1,6 +1,5 @@
 """Liger's SwiGLU backward, which does less: no probabilities, hence no probs_grad, and o2_s is not recomputed."""
 
-NAME = "Liger SwiGLU (do1 alone)"
 PACKAGES = ("liger-kernel", "torch", "triton")
 OUTPUTS = ("do1",)
 PROBS = 1.0

@@ -1,11 +1,11 @@
 """torch.compile of the formulas: FP32 inside, BF16 at the borders."""
 
 import torch
+import torch._inductor.config
 import torch.nn.functional as F
 
 from ..cases import CLAMP_VALUE
 
-NAME = "torch.compile"
 PACKAGES = ("torch",)
 
 
@@ -55,6 +55,8 @@ def _rmsnorm_silu_gate(x, z, weight, eps=1e-6):
 
 
 def functions(device):
+    # What it chooses by timing is chosen anew by each process: another may have been disturbed.
+    torch._inductor.config.autotune_local_cache = False
     # Code for the very sizes, as for the other peers' constants; forgotten with each case.
     return {
         "swiglu_weighted_bwd": torch.compile(_swiglu_weighted_bwd, dynamic=False),
