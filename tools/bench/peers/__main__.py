@@ -112,7 +112,7 @@ def main():
                 answer(**_time(peer, functions[case.op], case, job))
         except Exception as error:
             answer(skipped=f"{type(error).__name__}: {error}")
-        torch._dynamo.reset()  # each case gets code of its own
+        getattr(peer, "forget", lambda: None)()
         if job["device"] == "gpu":
             torch.cuda.empty_cache()
 

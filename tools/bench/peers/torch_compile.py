@@ -57,7 +57,7 @@ def _rmsnorm_silu_gate(x, z, weight, eps=1e-6):
 def functions(device):
     # What it chooses by timing is chosen anew by each process: another may have been disturbed.
     torch._inductor.config.autotune_local_cache = False
-    # Code for the very sizes, as for the other peers' constants; forgotten with each case.
+    # Code for the very sizes, as for the other peers' constants.
     return {
         "swiglu_weighted_bwd": torch.compile(_swiglu_weighted_bwd, dynamic=False),
         "swiglu_weighted_clamp_bwd": torch.compile(_swiglu_weighted_clamp_bwd, dynamic=False),
@@ -65,3 +65,7 @@ def functions(device):
         "rmsnorm_silu_gate_bwd": torch.compile(_rmsnorm_silu_gate_bwd, dynamic=False),
         "rmsnorm_silu_gate": torch.compile(_rmsnorm_silu_gate, dynamic=False),
     }
+
+
+def forget():
+    torch._dynamo.reset()
