@@ -15,7 +15,7 @@ constexpr int kFp32Rows = 16;
 // Measured on an H200 with its 132 multiprocessors. Few rows: two blocks on each. Many: three, and the rounds that are left
 // over, a 32nd of them at least where there are 32, in small chunks, which go to whoever is done first; that takes 4 % off
 // at 524288 rows, as some multiprocessors are faster than others.
-constexpr int64_t kManyRows = 131072;
+constexpr int64_t kManyRows = 81920;
 constexpr int kFewChunks = 264;
 constexpr int kMainChunks = 396;
 constexpr int kTailShare = 32, kTailUnits = 2, kMaxTailChunks = 396;
