@@ -25,6 +25,7 @@ _STYLES = {
 
 
 _AT_LEAST = 4  # sizes that make a line
+_NOT_DRAWN = ("one thread", "captured in Paddle")  # hardly another line than that of the same kernel
 
 
 def _series(found):
@@ -39,7 +40,7 @@ def _series(found):
         by_name = {}
         for r in sorted(usable, key=lambda r: r["rows"]):
             if (r["op"], r["columns"]) == (op, columns):
-                if r["provider"].endswith("one thread"):
+                if r["provider"].endswith(_NOT_DRAWN):
                     continue
                 name = "copy into new memory" if r["provider"] == "copy" and r.get("fresh_outputs") else r["provider"]
                 by_name.setdefault(name, []).append(r)
@@ -53,6 +54,7 @@ def draw(path):
     series = _series(found)
     if not series:
         return None
+    launches = [r["us"] for r in found if r["op"] == "launch"]
     figure, axes = pyplot.subplots(len(series), 2, figsize=(12, 3.4 * len(series)), squeeze=False, layout="constrained")
     for (rate, time), (op, (columns, by_name)) in zip(axes, series.items()):
         for name, of_name in by_name.items():
@@ -61,6 +63,8 @@ def draw(path):
                 style = {**_COPY, "label": name, "linestyle": "--" if name == "copy" else ":"}
             rate.plot([r["bytes"] for r in of_name], [r["GB/s"] for r in of_name], **style)
             time.plot([r["rows"] for r in of_name], [r["us"] for r in of_name], **style)
+        for us in launches:
+            time.axhline(us, color="#999999", linestyle=":", linewidth=1.2, label="an empty kernel")
         rate.set(xscale="log", ylim=(0, None), xlabel="bytes moved", ylabel="GB/s", title=f"{op}, {columns} columns: rate")
         time.set(xscale="log", yscale="log", xlabel="rows", ylabel="µs a call", title="time")
         time.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
