@@ -383,6 +383,13 @@ def test_gpu_paddle_without_nvcc_fails_with_one_sentence(project, gpu_paddle, tm
     assert_fails_with(done, "GPU build", "nvcc", f"{tmp_path}/bin")
 
 
+def test_too_old_an_nvcc_fails_with_one_sentence(project, gpu_paddle, tmp_path):
+    write(tmp_path / "bin/nvcc", NVCC.replace("sm_90 compute_90", "sm_86 sm_87"), 0o755)
+    done, wheel = build_wheel(project, CUDA_HOME=str(tmp_path), PADDLE_CUDA_ARCH_LIST="8.0", **gpu_paddle)
+    assert wheel is None
+    assert_fails_with(done, f"{tmp_path}/bin/nvcc", "CUDA 11.8 or newer")
+
+
 @pytest.mark.parametrize("through", ["CUDA_HOME", "PATH"])
 def test_gpu_paddle_builds_both_kinds_of_sources(project, gpu_paddle, tmp_path, through):
     home = tmp_path / "cuda"
@@ -440,8 +447,10 @@ def test_arch_list(arch_list, expected):
 def test_default_archs_follow_nvcc():
     flags = toolchain.gencode_flags("", {"sm_70", "sm_80", "sm_90"})
     assert codes_of(flags) == ["sm_80", "sm_90", "compute_90"]
-    flags = toolchain.gencode_flags("", {"sm_70", "sm_80"})
-    assert codes_of(flags) == ["sm_80", "compute_80"]
+    flags = toolchain.gencode_flags("", {"sm_90", "sm_120"})
+    assert codes_of(flags) == ["sm_90", "compute_90"]
+    with pytest.raises(SystemExit, match="PADDLE_CUDA_ARCH_LIST"):
+        toolchain.gencode_flags("", {"sm_110", "sm_120"})
 
 
 @pytest.mark.parametrize("arch_list, words", [

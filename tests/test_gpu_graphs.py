@@ -1,6 +1,7 @@
 """CUDA graphs, and the differentiable functions on a GPU: captured once, replayed with other contents."""
 
 import ctypes
+from functools import partial
 
 import numpy as np
 import paddle
@@ -9,8 +10,6 @@ import pytest
 import paddle_gated_ops.incubate.nn.functional as F
 from calls import (
     FORWARDS,
-    RMSNORM_INPUTS,
-    SWIGLU_INPUTS,
     array_of,
     assert_gradients,
     assert_same_bits,
@@ -28,6 +27,18 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
 # ---- CUDA graphs
 
 
+def replays(cuda, graph, tensors, make_inputs):
+    """Replays the graph on new inputs, written into its tensors, and yields them each time."""
+    for seed in (1, 2, 3):
+        inputs = make_inputs(seed=seed)
+        for name, tensor in tensors.items():
+            cuda.upload(tensor, inputs[name])
+        graph.replay()
+        cuda.synchronize()
+        yield inputs
+    graph.reset()
+
+
 @pytest.mark.parametrize("rows, width", [(300, 1408), (65537, 8), (7, 101)])
 def test_swiglu_in_a_cuda_graph(cuda, rows, width):
     tensors = tensors_of(testing.swiglu_weighted_inputs(rows, width, seed=0), GPU)
@@ -35,14 +46,8 @@ def test_swiglu_in_a_cuda_graph(cuda, rows, width):
     cuda.synchronize()
     with captured() as graph:
         outputs = F.fused_swiglu_weighted_bwd(**tensors)
-    for seed in (1, 2, 3):
-        inputs = testing.swiglu_weighted_inputs(rows, width, seed=seed)
-        for name in SWIGLU_INPUTS:
-            cuda.upload(tensors[name], inputs[name])
-        graph.replay()
-        cuda.synchronize()
+    for inputs in replays(cuda, graph, tensors, partial(testing.swiglu_weighted_inputs, rows, width)):
         assert_same_bits(named(SWIGLU_OUTPUTS, outputs), run_swiglu(inputs, GPU))
-    graph.reset()
 
 
 @pytest.mark.parametrize("passed", [False, True], ids=["new outputs", "passed outputs"])
@@ -59,14 +64,8 @@ def test_rmsnorm_in_a_cuda_graph(cuda, rows, passed):
     cuda.synchronize()
     with captured() as graph:
         outputs = F.cake_rmsnorm_silu_gate_train_backward(**tensors, **options)
-    for seed in (1, 2, 3):
-        inputs = testing.rmsnorm_silu_gate_inputs(rows, seed=seed)
-        for name in RMSNORM_INPUTS:
-            cuda.upload(tensors[name], inputs[name])
-        graph.replay()
-        cuda.synchronize()
+    for inputs in replays(cuda, graph, tensors, partial(testing.rmsnorm_silu_gate_inputs, rows)):
         assert_same_bits(named(RMSNORM_OUTPUTS, outputs), run_rmsnorm(inputs, GPU))
-    graph.reset()
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32])
@@ -79,15 +78,10 @@ def test_accumulation_in_a_cuda_graph(cuda, dtype):
     cuda.upload(grad_weight, np.zeros(128, dtype))
     with captured() as graph:
         F.cake_rmsnorm_silu_gate_train_backward(**tensors, **options)
-    for seed in (1, 2, 3):
-        inputs = testing.rmsnorm_silu_gate_inputs(rows, seed=seed)
-        for name in RMSNORM_INPUTS:
-            cuda.upload(tensors[name], inputs[name])
-        graph.replay()
+    for inputs in replays(cuda, graph, tensors, partial(testing.rmsnorm_silu_gate_inputs, rows)):
         run_rmsnorm(inputs, GPU, grad_weight=expected, accumulate_grad_weight=True)
         cuda.synchronize()
         np.testing.assert_array_equal(array_of(grad_weight), array_of(expected))
-    graph.reset()
 
 
 def test_empty_rows_in_a_cuda_graph(cuda):
@@ -270,15 +264,9 @@ def test_forward_and_backward_in_a_cuda_graph(cuda, name, rows):
     cuda.synchronize()
     with captured() as graph:
         output, grads = step()
-    for seed in (1, 2, 3):
-        arrays = forward.arrays(rows, seed=seed)
-        for leaf, tensor in {**leaves, forward.output_grad: grad}.items():
-            cuda.upload(tensor, arrays[leaf])
-        graph.replay()
-        cuda.synchronize()
+    for arrays in replays(cuda, graph, {**leaves, forward.output_grad: grad}, partial(forward.arrays, rows)):
         np.testing.assert_array_equal(array_of(output.detach()), forward.output(arrays, GPU))
         assert_same_bits(dict(zip(leaves, map(array_of, grads))), forward.gradients(arrays, GPU))
-    graph.reset()
 
 
 def test_results_in_the_inputs_memory_in_a_cuda_graph(cuda):
@@ -291,14 +279,8 @@ def test_results_in_the_inputs_memory_in_a_cuda_graph(cuda):
     cuda.synchronize()
     with captured() as graph:
         outputs = step()
-    for seed in (1, 2, 3):
-        inputs = testing.swiglu_weighted_inputs(300, 1408, seed=seed)
-        for name in SWIGLU_INPUTS:
-            cuda.upload(tensors[name], inputs[name])
-        graph.replay()
-        cuda.synchronize()
+    for inputs in replays(cuda, graph, tensors, partial(testing.swiglu_weighted_inputs, 300, 1408)):
         assert_same_bits(named(SWIGLU_OUTPUTS, outputs), run_swiglu(inputs, GPU))
-    graph.reset()
 
 
 def test_train_forward_in_the_inputs_memory_in_a_cuda_graph(cuda):
@@ -307,14 +289,8 @@ def test_train_forward_in_the_inputs_memory_in_a_cuda_graph(cuda):
     cuda.synchronize()
     with captured() as graph:
         F.cake_rmsnorm_silu_gate_train_forward(**tensors, out=tensors["z"])
-    for seed in (1, 2, 3):
-        inputs = testing.rmsnorm_silu_gate_inputs(9000, seed=seed)
-        for name, tensor in tensors.items():
-            cuda.upload(tensor, inputs[name])
-        graph.replay()
-        cuda.synchronize()
+    for inputs in replays(cuda, graph, tensors, partial(testing.rmsnorm_silu_gate_inputs, 9000)):
         testing.assert_rmsnorm_silu_gate(inputs, array_of(tensors["z"]))
-    graph.reset()
 
 
 def test_main_grad():

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 MIN_PADDLE = [2, 6]
 MIN_GXX, MIN_CLANG = 8, 7  # the first releases with all of C++17
 MIN_CUDA_ARCH = 80  # BF16 arithmetic starts there
+CUDA_11_8_ARCH = 90  # the newest that CUDA 11.8 knows, whose launch attributes the kernels use, and 11.7 does not
 DEFAULT_CUDA_ARCHS = (80, 90, 100)
 
 
@@ -123,8 +124,8 @@ def find_nvcc():
         where = f"{home}/bin has none (from CUDA_HOME)" if home else "none is on PATH and CUDA_HOME is not set"
         fail(f"The installed Paddle is a GPU build, which needs nvcc, and {where}: install the CUDA toolkit.")
     codes = run([path, "--list-gpu-code"])
-    if codes.returncode:
-        fail(f"{path} is too old or does not work: CUDA 11 or newer is needed.")
+    if codes.returncode or max(_architectures(codes.stdout.split()), default=0) < CUDA_11_8_ARCH:
+        fail(f"{path} is too old or does not work: CUDA 11.8 or newer is needed.")
     # nvcc says itself where its toolkit lies; its path does not, where it is a link or a wrapper script.
     report = run([path, "--dryrun", "-E", "-x", "cu", os.devnull]).stdout
     lines = dict(re.findall(r"^#\$ (\w+)= ?(.*)$", report, re.M))
@@ -143,6 +144,11 @@ def find_nvcc():
     )
 
 
+def _architectures(codes):
+    """The numbers of sm_80 and the like, in order."""
+    return sorted(int(code[3:]) for code in codes if re.fullmatch(r"sm_\d+", code))
+
+
 def gencode_flags(arch_list, codes):
     """nvcc's -gencode flags.
 
@@ -151,13 +157,13 @@ def gencode_flags(arch_list, codes):
         driver compiles for later GPUs.
     codes: what `nvcc --list-gpu-code` prints, {"sm_80", ...}.
     """
-    known = sorted(int(code[3:]) for code in codes if re.fullmatch(r"sm_\d+", code))
+    known = _architectures(codes)
     names = ", ".join(f"{n // 10}.{n % 10}" for n in known if n >= MIN_CUDA_ARCH)
     words = [word for word in re.split(r"[\s,;]+", arch_list) if word]
     if not words:
         numbers = [n for n in DEFAULT_CUDA_ARCHS if n in known]
         if not numbers:
-            fail("This nvcc knows none of the GPU architectures 8.0, 9.0 and 10.0: CUDA 11 or newer is needed.")
+            fail("This nvcc knows none of the GPU architectures 8.0, 9.0 and 10.0: PADDLE_CUDA_ARCH_LIST must name others.")
         words = [str(n) for n in numbers]
         words[-1] += "+PTX"
     flags = []
