@@ -1,7 +1,8 @@
 // Times the CUDA kernels of both ops beside a copy of as many bytes: no Paddle, no Python. tools/bench_kernels.sh runs it.
 //
-// Buffers rotate over 600 MB, or 10000 sets of them, so that the L2 cache holds nothing of the next launch; each figure is the
-// median of replays of a CUDA graph of launches. Before any timing the kernels' results are compared with the CPU kernels'.
+// Buffers rotate over 600 MB, or 10000 sets of them, so that the L2 cache holds nothing of the next launch; each figure is
+// the median of replays of a CUDA graph of launches. Before any timing the kernels' results are compared with the CPU
+// kernels'.
 //
 // With the argument "cases" (tools/bench.py) it reads sizes from stdin, one a line: "swiglu ROWS COLUMNS OFFSET" or
 // "norm ROWS 128 Z_STRIDE", with the arguments of BenchSwiglu and BenchNorm.
@@ -154,16 +155,16 @@ void BenchSwiglu(int64_t rows, int64_t columns, int64_t offset = 0) {
     p.intermediate_size = columns;
     p.clamp = INFINITY;
     Bf16 *o1 = Random(2 * rows * columns + offset, 3 * i) + offset, *do1 = Allocate<Bf16>(2 * rows * columns);
-    p.gate = {o1, 1, {2 * columns}}, p.up = {o1 + columns, 1, {2 * columns}};
-    p.output_grad = {Random(rows * columns, 3 * i + 1), 1, {columns}};
+    p.gate = {o1, 1, 2 * columns}, p.up = {o1 + columns, 1, 2 * columns};
+    p.output_grad = {Random(rows * columns, 3 * i + 1), 1, columns};
     std::vector<float> probs(rows);
     for (int64_t r = 0; r < rows; ++r) probs[r] = float(r % 97 + 1) / 97;
     float* device_probs = Allocate<float>(rows);
     CHECK(cudaMemcpy(device_probs, probs.data(), rows * 4, cudaMemcpyHostToDevice));
-    p.probs = {device_probs, 1, {1}};
-    p.gate_grad = {do1, 1, {2 * columns}}, p.up_grad = {do1 + columns, 1, {2 * columns}};
-    p.output = {Allocate<Bf16>(rows * columns), 1, {columns}};
-    p.probs_grad = {Allocate<float>(rows), 1, {1}};
+    p.probs = {device_probs, 1, 1};
+    p.gate_grad = {do1, 1, 2 * columns}, p.up_grad = {do1 + columns, 1, 2 * columns};
+    p.output = {Allocate<Bf16>(rows * columns), 1, columns};
+    p.probs_grad = {Allocate<float>(rows), 1, 1};
   }
   const auto launch = [&](int i, cudaStream_t stream) { CHECK(LaunchSwigluWeightedBwdCuda(params[i], 0, stream)); };
   {
@@ -189,7 +190,7 @@ void BenchSwiglu(int64_t rows, int64_t columns, int64_t offset = 0) {
   const double us = Time(sets, bytes, launch);
   const double forward_us = Time(sets, bytes / 2, [&](int i, cudaStream_t stream) {
     const SwigluWeightedBwdParams& p = params[i];
-    const SwigluWeightedFwdParams forward = {p.space, columns, p.clamp, p.gate, p.up, p.probs, p.output};
+    const SwigluWeightedFwdParams forward = {columns, p.clamp, p.gate, p.up, p.probs, p.output, p.space};
     CHECK(LaunchSwigluWeightedFwdCuda(forward, 0, stream));
   });
   for (SwigluWeightedBwdParams& p : params) {
@@ -215,12 +216,12 @@ void BenchNorm(int64_t rows, int64_t z_stride = kNormSize) {
     RmsNormSiluGateBwdParams& p = params[i];
     p.space = {rows, 1, {rows}};
     p.eps = 1e-6f;
-    p.output_grad = {Random(count, 3 * i), 1, {kNormSize}};
-    p.x = {Random(count, 3 * i + 1), 1, {kNormSize}};
-    p.gate = {Random(rows * z_stride, 3 * i + 2), 1, {z_stride}};
+    p.output_grad = {Random(count, 3 * i), 1, kNormSize};
+    p.x = {Random(count, 3 * i + 1), 1, kNormSize};
+    p.gate = {Random(rows * z_stride, 3 * i + 2), 1, z_stride};
     p.weight = weight, p.weight_stride = 1;
-    p.x_grad = {Allocate<Bf16>(count), 1, {kNormSize}};
-    p.gate_grad = {Allocate<Bf16>(count), 1, {kNormSize}};
+    p.x_grad = {Allocate<Bf16>(count), 1, kNormSize};
+    p.gate_grad = {Allocate<Bf16>(count), 1, kNormSize};
     p.weight_grad_fp32 = Allocate<float>(kNormSize), p.weight_grad_stride = 1;
     p.chunk_sums = Allocate<double>(WorkspaceBytes(rows) / 8 + 1);
   }
@@ -250,7 +251,7 @@ void BenchNorm(int64_t rows, int64_t z_stride = kNormSize) {
   const double us = Time(sets, bytes, launch);
   const double forward_us = Time(sets, 0.6 * bytes, [&](int i, cudaStream_t stream) {
     const RmsNormSiluGateBwdParams& p = params[i];
-    const RmsNormSiluGateFwdParams forward = {p.space, p.eps, p.x, p.gate, p.weight, p.weight_stride, p.x_grad};
+    const RmsNormSiluGateFwdParams forward = {p.eps, p.x, p.gate, p.weight, p.weight_stride, p.x_grad, p.space};
     CHECK(LaunchRmsNormSiluGateFwdCuda(forward, 0, stream));
   });
   for (RmsNormSiluGateBwdParams& p : params) {

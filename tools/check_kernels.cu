@@ -63,12 +63,14 @@ struct Matrix {
 
   int64_t Index(int64_t r, int64_t c) const { return layout.offset + r * pitch + c * layout.step; }
 
+  Bf16* Row(bool on_device) { return (on_device ? device : host.data()) + Index(0, 0); }
+
+  // `number` is that of the space's strides that become this one's.
   template <typename T>
-  RowView<T> View(bool on_device, const RowSpace& space, int64_t first_column = 0) {
-    RowView<T> view = {(on_device ? device : host.data()) + Index(0, first_column), layout.step, {}};
-    view.row_strides[space.ndim - 1] = pitch;
-    if (space.ndim == 2) view.row_strides[0] = pitch * space.sizes[1];
-    return view;
+  RowView<T> View(bool on_device, RowSpace& space, int number, int64_t first_column = 0) {
+    space.inner_strides[number][0] = pitch;
+    const int64_t row_stride = space.ndim == 1 ? pitch : pitch * space.sizes[1];
+    return {Row(on_device) + first_column * layout.step, layout.step, row_stride, number};
   }
 
   // The GPU's buffer against the CPU's: values within three BF16 steps, everything else to the bit.
@@ -118,23 +120,23 @@ void CheckSwiglu(int64_t rows, int64_t columns, Layout in, Layout out, float cla
   const std::string name = "swiglu_weighted rows " + std::to_string(rows) + " columns " + std::to_string(columns) +
                            " offset " + std::to_string(in.offset) + "/" + std::to_string(out.offset) + " step " +
                            std::to_string(in.step);
-  const RowSpace space = Space(rows);
   Matrix o1(rows, 2 * columns, in, false), output_grad(rows, columns, in, false);
   Matrix do1(rows, 2 * columns, out, true), output(rows, columns, out, true), forward(rows, columns, out, true);
   Vector<float> probs(rows, 0.7f), probs_grad(rows, NAN);
   for (const bool gpu : {false, true}) {
     SwigluWeightedBwdParams p = {};
-    p.space = space;
+    RowSpace& space = p.space = Space(rows);
     p.intermediate_size = columns;
     p.clamp = clamp;
-    p.gate = o1.View<const Bf16>(gpu, space), p.up = o1.View<const Bf16>(gpu, space, columns);
-    p.output_grad = output_grad.View<const Bf16>(gpu, space);
-    p.gate_grad = do1.View<Bf16>(gpu, space), p.up_grad = do1.View<Bf16>(gpu, space, columns);
-    p.output = output.View<Bf16>(gpu, space);
-    p.probs = {probs.At(gpu), 1, {}}, p.probs_grad = {probs_grad.At(gpu), 1, {}};
-    p.probs.row_strides[space.ndim - 1] = p.probs_grad.row_strides[space.ndim - 1] = 1;
-    if (space.ndim == 2) p.probs.row_strides[0] = p.probs_grad.row_strides[0] = space.sizes[1];
-    const SwigluWeightedFwdParams f = {space, columns, clamp, p.gate, p.up, p.probs, forward.View<Bf16>(gpu, space)};
+    p.gate = o1.View<const Bf16>(gpu, space, 0), p.up = o1.View<const Bf16>(gpu, space, 0, columns);
+    p.output_grad = output_grad.View<const Bf16>(gpu, space, 1);
+    p.gate_grad = do1.View<Bf16>(gpu, space, 2), p.up_grad = do1.View<Bf16>(gpu, space, 2, columns);
+    p.output = output.View<Bf16>(gpu, space, 3);
+    const int64_t row_stride = space.ndim == 1 ? 1 : space.sizes[1];
+    space.inner_strides[4][0] = 1;
+    p.probs = {probs.At(gpu), 1, row_stride, 4}, p.probs_grad = {probs_grad.At(gpu), 1, row_stride, 4};
+    SwigluWeightedFwdParams f = {columns, clamp, p.gate, p.up, p.probs, {}, space};
+    f.output = forward.View<Bf16>(gpu, f.space, 5);
     if (gpu) {
       Check(LaunchSwigluWeightedBwdCuda(p, 0, nullptr));
       Check(LaunchSwigluWeightedFwdCuda(f, 0, nullptr));
@@ -152,7 +154,6 @@ void CheckSwiglu(int64_t rows, int64_t columns, Layout in, Layout out, float cla
 void CheckNorm(int64_t rows, Layout in, Layout out) {
   const std::string name = "rmsnorm_silu_gate rows " + std::to_string(rows) + " offset " + std::to_string(in.offset) + "/" +
                            std::to_string(out.offset) + " step " + std::to_string(in.step);
-  const RowSpace space = Space(rows);
   Matrix grad_out(rows, kNormSize, in, false), x(rows, kNormSize, in, false), z(rows, kNormSize, in, false);
   Matrix weight(1, kNormSize, in, false);
   Matrix grad_x(rows, kNormSize, out, true), grad_z(rows, kNormSize, out, true), forward(rows, kNormSize, out, true);
@@ -160,16 +161,16 @@ void CheckNorm(int64_t rows, Layout in, Layout out) {
   Vector<double> chunk_sums(WorkspaceBytes(rows) / 8 + 1, NAN);
   for (const bool gpu : {false, true}) {
     RmsNormSiluGateBwdParams p = {};
-    p.space = space;
+    RowSpace& space = p.space = Space(rows);
     p.eps = 1e-6f;
-    p.output_grad = grad_out.View<const Bf16>(gpu, space), p.x = x.View<const Bf16>(gpu, space);
-    p.gate = z.View<const Bf16>(gpu, space);
-    p.weight = weight.View<const Bf16>(gpu, Space(1)).data, p.weight_stride = in.step;
-    p.x_grad = grad_x.View<Bf16>(gpu, space), p.gate_grad = grad_z.View<Bf16>(gpu, space);
+    p.output_grad = grad_out.View<const Bf16>(gpu, space, 0), p.x = x.View<const Bf16>(gpu, space, 1);
+    p.gate = z.View<const Bf16>(gpu, space, 2);
+    p.weight = weight.Row(gpu), p.weight_stride = in.step;
+    p.x_grad = grad_x.View<Bf16>(gpu, space, 3), p.gate_grad = grad_z.View<Bf16>(gpu, space, 4);
     p.weight_grad_fp32 = grad_weight.At(gpu), p.weight_grad_stride = 1;
     p.chunk_sums = chunk_sums.At(gpu);
-    const RmsNormSiluGateFwdParams f = {
-        space, p.eps, p.x, p.gate, p.weight, p.weight_stride, forward.View<Bf16>(gpu, space)};
+    RmsNormSiluGateFwdParams f = {p.eps, p.x, p.gate, p.weight, p.weight_stride, {}, space};
+    f.output = forward.View<Bf16>(gpu, f.space, 5);
     if (gpu) {
       Check(LaunchRmsNormSiluGateBwdCuda(p, 0, nullptr));
       Check(LaunchRmsNormSiluGateFwdCuda(f, 0, nullptr));

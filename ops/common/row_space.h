@@ -14,20 +14,26 @@
 namespace paddle_gated_ops {
 
 constexpr int kMaxLeadingDims = 8;  // Paddle's tensors have at most 9 dimensions
+constexpr int kMaxViews = 6;        // with strides of their own, in one call
 
 // The leading dimensions, merged as far as every tensor's strides allow; 1 dimension for contiguous tensors.
 struct RowSpace {
   int64_t rows;
   int ndim;  // at least 1
   int64_t sizes[kMaxLeadingDims];
+  int64_t inner_strides[kMaxViews][kMaxLeadingDims - 1] = {};  // of each view, for sizes[1] and on
 };
 
 // A [rows, columns] view. Strides count elements; they may be 0 (a broadcast input) and past 2^31.
+//
+// What only several leading dimensions need stands apart, in RowSpace: a GPU waits for each 64 bytes of parameters that a
+// kernel reads. With all strides here, small calls took 0.1 to 0.3 us longer on an H200.
 template <typename T>
 struct RowView {
   T* data;
   int64_t column_stride;
-  int64_t row_strides[kMaxLeadingDims];  // one for each of RowSpace::sizes
+  int64_t row_stride;  // of the first leading dimension
+  int inner = 0;       // which of RowSpace::inner_strides
 };
 
 // The row's place in each of the leading dimensions.
@@ -57,21 +63,24 @@ GATED_OPS_INLINE RowIndex MakeRowIndex(const RowSpace& space, int64_t row) {
 
 template <bool kOneDim, typename T>
 GATED_OPS_INLINE T* RowPointer(const RowSpace& space, const RowView<T>& view, const RowIndex& index) {
-  int64_t offset = index.at[0] * view.row_strides[0];
+  int64_t offset = index.at[0] * view.row_stride;
   if (!kOneDim) {
     GATED_OPS_UNROLL
     for (int d = 1; d < kMaxLeadingDims; ++d) {
-      if (d < space.ndim) offset += index.at[d] * view.row_strides[d];
+      if (d < space.ndim) offset += index.at[d] * space.inner_strides[view.inner][d - 1];
     }
   }
   return view.data + offset;
 }
 
-// Merges neighbouring leading dimensions wherever every tensor's strides allow it. strides[t][d] belongs to tensor t;
-// merged[t] receives its row_strides.
-template <int kTensors>
-inline RowSpace MergeLeadingDims(int ndim, const int64_t* sizes, const int64_t* const (&strides)[kTensors],
-                                 int64_t* const (&merged)[kTensors]) {
+// Merges neighbouring leading dimensions wherever every view's strides allow it. strides[t][d] belongs to view t, which
+// receives its row strides.
+template <typename... T>
+inline RowSpace MergeLeadingDims(int ndim, const int64_t* sizes, const int64_t* const (&strides)[sizeof...(T)],
+                                 RowView<T>&... views) {
+  constexpr int kTensors = sizeof...(T);
+  static_assert(kTensors <= kMaxViews, "RowSpace has no room for so many");
+  int64_t merged[kTensors][kMaxLeadingDims] = {};
   RowSpace space = {1, 0, {}};
   for (int d = 0; d < ndim; ++d) {
     space.rows *= sizes[d];
@@ -83,10 +92,14 @@ inline RowSpace MergeLeadingDims(int ndim, const int64_t* sizes, const int64_t* 
     space.sizes[space.ndim - 1] *= sizes[d];
     for (int t = 0; t < kTensors; ++t) merged[t][space.ndim - 1] = strides[t][d];
   }
-  if (space.ndim == 0) {  // a single row
-    space.sizes[space.ndim++] = 1;
-    for (int t = 0; t < kTensors; ++t) merged[t][0] = 0;
-  }
+  if (space.ndim == 0) space.sizes[space.ndim++] = 1;  // a single row
+  int t = 0;
+  const auto set = [&](int64_t& row_stride, int& inner) {
+    row_stride = merged[t][0];
+    for (int d = 1; d < space.ndim; ++d) space.inner_strides[t][d - 1] = merged[t][d];
+    inner = t++;
+  };
+  (set(views.row_stride, views.inner), ...);
   return space;
 }
 

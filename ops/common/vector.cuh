@@ -140,8 +140,10 @@ template <typename T>
 inline Access BestAccess(const RowSpace& space, const RowView<T>& view) {
   if (view.data == nullptr) return kVector;
   if (view.column_stride != 1) return kStrided;
-  bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-  for (int d = 0; d < space.ndim; ++d) aligned = aligned && view.row_strides[d] % kVectorColumns == 0;
+  bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.row_stride % kVectorColumns == 0;
+  for (int d = 1; d < space.ndim; ++d) {
+    aligned = aligned && space.inner_strides[view.inner][d - 1] % kVectorColumns == 0;
+  }
   return aligned ? kVector : kShifted;
 }
 

@@ -57,7 +57,6 @@ GATED_OPS_INLINE int64_t ChunkBegin(int64_t units, int chunks, int chunk) {
 }
 
 struct RmsNormSiluGateFwdParams {
-  RowSpace space;  // the rows
   float eps;
   // Inputs
   RowView<const Bf16> x;     // [rows, 128]
@@ -66,10 +65,10 @@ struct RmsNormSiluGateFwdParams {
   int64_t weight_stride;
   // Output
   RowView<Bf16> output;  // [rows, 128], y
+  RowSpace space;        // the rows
 };
 
 struct RmsNormSiluGateBwdParams {
-  RowSpace space;
   float eps;
   // Inputs
   RowView<const Bf16> output_grad;  // [rows, 128], grad_out
@@ -88,6 +87,7 @@ struct RmsNormSiluGateBwdParams {
   // [ChunkCount(rows), 128] in an order of the device's own: scratch, 8-byte aligned, written before it is read; null with
   // the above
   double* chunk_sums;
+  RowSpace space;
 };
 
 // The bytes of a workspace that holds chunk_sums wherever its 4-byte aligned memory begins. Never falls as rows grow, so

@@ -74,9 +74,8 @@ void Forward(const char* function, const FwdInputs& in, double eps, const phi::P
 
   RmsNormSiluGateFwdParams params = {};
   params.eps = float(eps);
-  params.space =
-      MergeLeadingDims<3>(in.x.shape.rank - 1, in.x.shape.at, {in.x.strides.at, in.z.strides.at, output.strides.at},
-                          {params.x.row_strides, params.gate.row_strides, params.output.row_strides});
+  params.space = MergeLeadingDims(in.x.shape.rank - 1, in.x.shape.at, {in.x.strides.at, in.z.strides.at, output.strides.at},
+                                  params.x, params.gate, params.output);
   SetView(in.x, &params.x);
   SetView(in.z, &params.gate);
   SetView(output, &params.output);
@@ -123,10 +122,9 @@ void Backward(const char* function, const BwdInputs& in, double eps, const phi::
   RmsNormSiluGateBwdParams params = {};
   params.eps = float(eps);
   params.space =
-      MergeLeadingDims<5>(in.x.shape.rank - 1, in.x.shape.at,
-                          {in.grad_out.strides.at, in.x.strides.at, in.z.strides.at, grad_x.strides.at, grad_z.strides.at},
-                          {params.output_grad.row_strides, params.x.row_strides, params.gate.row_strides,
-                           params.x_grad.row_strides, params.gate_grad.row_strides});
+      MergeLeadingDims(in.x.shape.rank - 1, in.x.shape.at,
+                       {in.grad_out.strides.at, in.x.strides.at, in.z.strides.at, grad_x.strides.at, grad_z.strides.at},
+                       params.output_grad, params.x, params.gate, params.x_grad, params.gate_grad);
   SetView(in.grad_out, &params.output_grad);
   SetView(in.x, &params.x);
   SetView(in.z, &params.gate);

@@ -7,7 +7,6 @@
 namespace paddle_gated_ops {
 
 struct SwigluWeightedFwdParams {
-  RowSpace space;             // the rows
   int64_t intermediate_size;  // I
   float clamp;                // gate to at most this, up to at most this in magnitude; +Inf for none
   // Inputs
@@ -16,10 +15,10 @@ struct SwigluWeightedFwdParams {
   RowView<const float> probs;  // [rows], column_stride unused
   // Output
   RowView<Bf16> output;  // [rows, I], o2_s
+  RowSpace space;        // the rows
 };
 
 struct SwigluWeightedBwdParams {
-  RowSpace space;
   int64_t intermediate_size;
   float clamp;
   // Inputs
@@ -32,6 +31,7 @@ struct SwigluWeightedBwdParams {
   RowView<Bf16> up_grad;      // [rows, I], do1's right half; null with gate_grad
   RowView<Bf16> output;       // [rows, I], o2_s
   RowView<float> probs_grad;  // [rows], column_stride unused
+  RowSpace space;
 };
 
 void LaunchSwigluWeightedFwdCpu(const SwigluWeightedFwdParams& params);

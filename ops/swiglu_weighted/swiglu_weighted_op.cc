@@ -104,8 +104,8 @@ Tensor Forward(const char* function, const Tensor& o1_tensor, const Tensor& prob
   SwigluWeightedFwdParams params = {};
   params.intermediate_size = shape.last();
   params.clamp = clamp;
-  params.space = MergeLeadingDims<3>(o1.shape.rank - 1, o1.shape.at, {o1.strides.at, probs.strides.at, o2_s.strides.at},
-                                     {params.gate.row_strides, params.probs.row_strides, params.output.row_strides});
+  params.space = MergeLeadingDims(o1.shape.rank - 1, o1.shape.at, {o1.strides.at, probs.strides.at, o2_s.strides.at},
+                                  params.gate, params.probs, params.output);
   SetHalves(o1, shape.last(), &params.gate, &params.up);
   SetView(probs, &params.probs);
   SetView(o2_s, &params.output);
@@ -151,11 +151,10 @@ void Backward(const char* function, const Inputs& in, float clamp, const phi::Pl
   const int64_t columns = in.do2_s.shape.last();
   params.intermediate_size = columns;
   params.clamp = clamp;
-  params.space = MergeLeadingDims<6>(
+  params.space = MergeLeadingDims(
       in.o1.shape.rank - 1, in.o1.shape.at,
       {in.o1.strides.at, in.do2_s.strides.at, in.probs.strides.at, do1.strides.at, o2_s.strides.at, probs_grad.strides.at},
-      {params.gate.row_strides, params.output_grad.row_strides, params.probs.row_strides, params.gate_grad.row_strides,
-       params.output.row_strides, params.probs_grad.row_strides});
+      params.gate, params.output_grad, params.probs, params.gate_grad, params.output, params.probs_grad);
   SetHalves(in.o1, columns, &params.gate, &params.up);
   SetView(in.do2_s, &params.output_grad);
   SetView(in.probs, &params.probs);

@@ -10,6 +10,7 @@ OLD = paddle.__version__.startswith("2.")
 
 def _variable(array):
     """A variable of a program, and the program."""
+    device = paddle.get_device()
     paddle.enable_static()
     try:
         program = paddle.static.Program()
@@ -17,6 +18,7 @@ def _variable(array):
             return paddle.static.data("x", list(array.shape), "float32"), program
     finally:
         paddle.disable_static()
+        paddle.set_device(device)  # disable_static() makes the first GPU the current device
 
 
 _kept = []
