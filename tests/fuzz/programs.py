@@ -69,7 +69,7 @@ def program(draw):
                 assert how is None, f"should have been refused: {broken}, {how}"
                 check(function, arrays, found)
     finally:
-        paddle.disable_static()
+        paddle.disable_static(paddle.CPUPlace())  # else the first GPU would be the current device
 
 
 def expect_error(function, accused, call, how):
