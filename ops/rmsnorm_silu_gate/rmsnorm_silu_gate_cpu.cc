@@ -23,12 +23,7 @@ GATED_OPS_INLINE float Sum(const float* terms) {
 }
 
 // 1 / sqrt(mean(x^2) + eps) of a row.
-GATED_OPS_INLINE float ReciprocalStd(const Bf16Pair* x, float eps) {
-  float squares[kPieceWords];
-  for (int i = 0; i < kPieceWords; ++i) {
-    const float first = FirstOf(x[i]), second = SecondOf(x[i]);
-    squares[i] = first * first + second * second;
-  }
+GATED_OPS_INLINE float ReciprocalStd(const float* squares, float eps) {
   return 1.0f / std::sqrt(Sum(squares) * (1.0f / kNormSize) + eps);
 }
 
@@ -48,7 +43,12 @@ GATED_OPS_INLINE void ForwardRows(const FwdParams& p, int64_t begin, int64_t end
     const Bf16Pair* gate = MakeRow(p.space, p.gate, index).Piece(0, kNormSize, gate_buffer);
     const OutputRow output_row = MakeRow(p.space, p.output, index);
     Bf16Pair* output = output_row.Piece(0, kNormSize, output_buffer);
-    const float rstd = ReciprocalStd(x, p.eps);
+    float squares[kPieceWords];
+    for (int i = 0; i < kPieceWords; ++i) {
+      const float first = FirstOf(x[i]), second = SecondOf(x[i]);
+      squares[i] = first * first + second * second;
+    }
+    const float rstd = ReciprocalStd(squares, p.eps);
     PieceFloats s;
     Sigmoids(gate, s);
     GATED_OPS_INDEPENDENT
@@ -61,58 +61,151 @@ GATED_OPS_INLINE void ForwardRows(const FwdParams& p, int64_t begin, int64_t end
   }
 }
 
-// One row of the gradients; adds its share of the weight gradient to `weight_terms` where that is wanted.
-template <bool kWeightGrad>
-GATED_OPS_INLINE void Row(const BwdParams& p, const Bf16Pair* weight, int64_t r, PieceFloats& weight_terms) {
-  const RowIndex index = MakeRowIndex<false>(p.space, r);
-  PieceBuffer x_buffer, output_grad_buffer, gate_buffer, x_grad_buffer, gate_grad_buffer;
-  const Bf16Pair* x = MakeRow(p.space, p.x, index).Piece(0, kNormSize, x_buffer);
-  const Bf16Pair* output_grad = MakeRow(p.space, p.output_grad, index).Piece(0, kNormSize, output_grad_buffer);
-  const Bf16Pair* gate = MakeRow(p.space, p.gate, index).Piece(0, kNormSize, gate_buffer);
-  const OutputRow x_grad_row = MakeRow(p.space, p.x_grad, index), gate_grad_row = MakeRow(p.space, p.gate_grad, index);
-  Bf16Pair* x_grad = x_grad_row.Piece(0, kNormSize, x_grad_buffer);
-  Bf16Pair* gate_grad = gate_grad_row.Piece(0, kNormSize, gate_grad_buffer);
+// Where a row lies in each tensor.
+struct RowPointers {
+  const Bf16 *x, *output_grad, *gate;
+  Bf16 *x_grad, *gate_grad;
+};
 
-  const float rstd = ReciprocalStd(x, p.eps);
-  PieceFloats s, n, weighted;  // n: x may be gone once gate_grad is written
-  Sigmoids(gate, s);
-  float projections[kPieceWords];
-  GATED_OPS_INDEPENDENT
-  for (int i = 0; i < kPieceWords; ++i) {
-    const uint32_t d = output_grad[i], g = gate[i], w = weight[i];
-    n[0][i] = FirstOf(x[i]) * rstd;
-    n[1][i] = SecondOf(x[i]) * rstd;
-    const GatedNormTerms first = GatedNormBackward(FirstOf(d), n[0][i], FirstOf(g), FirstOf(w), s[0][i]);
-    const GatedNormTerms second = GatedNormBackward(SecondOf(d), n[1][i], SecondOf(g), SecondOf(w), s[1][i]);
-    gate_grad[i] = PairOf(first.gate_grad, second.gate_grad);
-    weighted[0][i] = first.weighted;
-    weighted[1][i] = second.weighted;
-    projections[i] = first.projection + second.projection;
-    if (kWeightGrad) {
-      weight_terms[0][i] += first.weight_term;
-      weight_terms[1][i] += second.weight_term;
+template <bool kOneDim>
+void FindRows(const BwdParams& p, int64_t begin, int64_t end, RowPointers* found) {
+  for (int64_t r = begin; r < end; ++r, ++found) {
+    const RowIndex index = MakeRowIndex<kOneDim>(p.space, r);
+    const auto at = [&](const auto& view) {
+      return view.data == nullptr ? nullptr : RowPointer<kOneDim>(p.space, view, index);
+    };
+    *found = {at(p.x), at(p.output_grad), at(p.gate), at(p.x_grad), at(p.gate_grad)};
+  }
+}
+
+// The rows of a unit. Out of line: its integers would take registers from the loops, which then keep theirs in vectors.
+__attribute__((noinline)) void FindRows(const BwdParams& p, int64_t unit, RowPointers* found) {
+  const int64_t begin = unit * kUnitRows, end = std::min(begin + kUnitRows, p.space.rows);
+  if (p.space.ndim == 1) {
+    FindRows<true>(p, begin, end, found);
+  } else {
+    FindRows<false>(p, begin, end, found);
+  }
+}
+
+GATED_OPS_INLINE void PrefetchRow(const BwdParams& p, const RowPointers& at) {
+  if (p.x.column_stride == 1) PrefetchPiece(at.x);
+  if (p.output_grad.column_stride == 1) PrefetchPiece(at.output_grad);
+  if (p.gate.column_stride == 1) PrefetchPiece(at.gate);
+  if (at.x_grad != nullptr && p.x_grad.column_stride == 1) PrefetchPiece(at.x_grad);
+  if (at.gate_grad != nullptr && p.gate_grad.column_stride == 1) PrefetchPiece(at.gate_grad);
+}
+
+// The gradients of a row, in three steps: the sums over a row, which are long chains of operations, are begun by one step
+// and used by the next, so that another row's step has the time between.
+struct GradRow {
+  float rstd, mean_projection;
+  alignas(64) PieceFloats n;  // x until Middle
+  alignas(64) PieceFloats gate, s, weighted;
+  const Bf16Pair* output_grad;
+  PieceBuffer output_grad_buffer;
+
+  GATED_OPS_INLINE void Begin(const BwdParams& p, const RowPointers& at) {
+    PieceBuffer x_buffer, gate_buffer;
+    const Bf16Pair* x_words = InputRow{at.x, p.x.column_stride}.Piece(0, kNormSize, x_buffer);
+    const Bf16Pair* gate_words = InputRow{at.gate, p.gate.column_stride}.Piece(0, kNormSize, gate_buffer);
+    output_grad = InputRow{at.output_grad, p.output_grad.column_stride}.Piece(0, kNormSize, output_grad_buffer);
+    float squares[kPieceWords];
+    GATED_OPS_INDEPENDENT
+    for (int i = 0; i < kPieceWords; ++i) {
+      const float first = FirstOf(x_words[i]), second = SecondOf(x_words[i]);
+      n[0][i] = first;
+      n[1][i] = second;
+      squares[i] = first * first + second * second;
+    }
+    rstd = ReciprocalStd(squares, p.eps);
+    GATED_OPS_INDEPENDENT
+    for (int i = 0; i < kPieceWords; ++i) {
+      gate[0][i] = FirstOf(gate_words[i]);
+      gate[1][i] = SecondOf(gate_words[i]);
+      s[0][i] = Sigmoid(gate[0][i]);
+      s[1][i] = Sigmoid(gate[1][i]);
     }
   }
-  const float mean_projection = Sum(projections) * (1.0f / kNormSize);
-  GATED_OPS_INDEPENDENT
-  for (int i = 0; i < kPieceWords; ++i) {
-    x_grad[i] = PairOf(GatedNormInputGrad(weighted[0][i], n[0][i], mean_projection, rstd),
-                       GatedNormInputGrad(weighted[1][i], n[1][i], mean_projection, rstd));
+
+  // Writes gate_grad; adds the row's share of the weight gradient to `weight_terms` where that is wanted.
+  template <bool kWeightGrad>
+  GATED_OPS_INLINE void Middle(const BwdParams& p, const RowPointers& at, const PieceFloats& weight,
+                               PieceFloats& weight_terms) {
+    const OutputRow gate_grad_row = {at.gate_grad, p.gate_grad.column_stride};
+    PieceBuffer gate_grad_buffer;
+    Bf16Pair* gate_grad = gate_grad_row.Piece(0, kNormSize, gate_grad_buffer);
+    const Bf16Pair* output_grad_words = output_grad;
+    const float r = rstd;
+    float projections[kPieceWords];
+    GATED_OPS_INDEPENDENT
+    for (int i = 0; i < kPieceWords; ++i) {
+      const uint32_t d = output_grad_words[i];
+      n[0][i] *= r;
+      n[1][i] *= r;
+      const GatedNormTerms first = GatedNormBackward(FirstOf(d), n[0][i], gate[0][i], weight[0][i], s[0][i]);
+      const GatedNormTerms second = GatedNormBackward(SecondOf(d), n[1][i], gate[1][i], weight[1][i], s[1][i]);
+      gate_grad[i] = PairOf(first.gate_grad, second.gate_grad);
+      weighted[0][i] = first.weighted;
+      weighted[1][i] = second.weighted;
+      projections[i] = first.projection + second.projection;
+      if (kWeightGrad) {
+        weight_terms[0][i] += first.weight_term;
+        weight_terms[1][i] += second.weight_term;
+      }
+    }
+    gate_grad_row.Finish(0, kNormSize, gate_grad_buffer);
+    mean_projection = Sum(projections) * (1.0f / kNormSize);
   }
-  x_grad_row.Finish(0, kNormSize, x_grad_buffer);
-  gate_grad_row.Finish(0, kNormSize, gate_grad_buffer);
-}
+
+  // Writes x_grad.
+  GATED_OPS_INLINE void End(const BwdParams& p, const RowPointers& at) const {
+    const OutputRow x_grad_row = {at.x_grad, p.x_grad.column_stride};
+    PieceBuffer x_grad_buffer;
+    Bf16Pair* x_grad = x_grad_row.Piece(0, kNormSize, x_grad_buffer);
+    const float r = rstd, mean = mean_projection;
+    GATED_OPS_INDEPENDENT
+    for (int i = 0; i < kPieceWords; ++i) {
+      x_grad[i] =
+          PairOf(GatedNormInputGrad(weighted[0][i], n[0][i], mean, r), GatedNormInputGrad(weighted[1][i], n[1][i], mean, r));
+    }
+    x_grad_row.Finish(0, kNormSize, x_grad_buffer);
+  }
+};
 
 // The units [begin, end) of 16 rows: FP32 inside a unit, FP64 over the units.
 template <bool kWeightGrad>
 GATED_OPS_INLINE void Chunk(const BwdParams& p, int64_t begin, int64_t end, double* chunk_sums) {
-  PieceBuffer weight_buffer;
-  const Bf16Pair* weight = InputRow{p.weight, p.weight_stride}.Piece(0, kNormSize, weight_buffer);
+  PieceFloats weight;
+  {
+    PieceBuffer buffer;
+    const Bf16Pair* words = InputRow{p.weight, p.weight_stride}.Piece(0, kNormSize, buffer);
+    for (int i = 0; i < kPieceWords; ++i) {
+      weight[0][i] = FirstOf(words[i]);
+      weight[1][i] = SecondOf(words[i]);
+    }
+  }
+  constexpr int kAheadRows = kPrefetchColumns / kNormSize;
+  static_assert(kAheadRows <= kUnitRows, "the pointers of two units are known");
+  RowPointers pointers[2 * kUnitRows];  // of row r at r % (2 * kUnitRows)
+  const auto at = [&](int64_t r) -> const RowPointers& { return pointers[r % (2 * kUnitRows)]; };
+  const auto find = [&](int64_t unit) { FindRows(p, unit, pointers + unit % 2 * kUnitRows); };
+  const int64_t first_row = begin * kUnitRows, last_row = std::min(end * kUnitRows, p.space.rows);
+  GradRow rows[2];
   double sums[2][kPieceWords] = {};
+  find(begin);
+  rows[first_row % 2].Begin(p, at(first_row));
   for (int64_t unit = begin; unit < end; ++unit) {
+    find(unit + 1);
     PieceFloats weight_terms = {};
     const int64_t last = std::min((unit + 1) * kUnitRows, p.space.rows);
-    for (int64_t r = unit * kUnitRows; r < last; ++r) Row<kWeightGrad>(p, weight, r, weight_terms);
+    for (int64_t r = unit * kUnitRows; r < last; ++r) {
+      GradRow& row = rows[r % 2];
+      if (r + kAheadRows < p.space.rows) PrefetchRow(p, at(r + kAheadRows));
+      row.Middle<kWeightGrad>(p, at(r), weight, weight_terms);
+      if (r + 1 < last_row) rows[(r + 1) % 2].Begin(p, at(r + 1));
+      row.End(p, at(r));
+    }
     if (kWeightGrad) {
       for (int half = 0; half < 2; ++half) {
         for (int i = 0; i < kPieceWords; ++i) sums[half][i] += double(weight_terms[half][i]);
