@@ -191,6 +191,7 @@ def constant(name):
 
 
 UNIT = constant("kUnitRows")  # rows of the gated RMSNorm whose weight gradients FP32 adds up; chunks of rows are whole units
+ONE_CHUNK = UNIT * constant("kOneChunkUnits")  # the most rows that are one chunk
 ONE_UNIT_CHUNKS = UNIT * constant("kFewChunks")  # the most rows whose chunks are one unit each
 MANY_ROWS = constant("kManyRows")  # from here on there are more chunks, main ones and a tail
 

@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import MANY_ROWS, ONE_UNIT_CHUNKS, UNIT, array_of, exact_inputs, run_rmsnorm, run_swiglu, tensor_of
+from calls import MANY_ROWS, ONE_CHUNK, ONE_UNIT_CHUNKS, UNIT, array_of, exact_inputs, run_rmsnorm, run_swiglu, tensor_of
 from paddle_gated_ops import testing
 from paddle_gated_ops.testing import from_bf16_bits, reference, to_bf16_bits
 
@@ -40,7 +40,7 @@ def test_probs_grad_of_cancelling_terms(place):
     testing.assert_swiglu_weighted_bwd(inputs, outputs)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 63, 131, 132, 133, 513, 8191, CHUNKED, CHUNKED + 1, 32767, *MANY])
+@pytest.mark.parametrize("rows", [1, 2, 7, ONE_CHUNK - 1, ONE_CHUNK, ONE_CHUNK + 1, 131, 132, 133, 513, 8191, CHUNKED, CHUNKED + 1, 32767, *MANY])
 def test_grad_weight_is_the_exact_multiple(place, rows):
     terms = (np.arange(128) % 19 - 9) / 4.0  # rows * terms needs 22 bits at most
     inputs = exact_inputs(rows, terms)
@@ -53,7 +53,7 @@ def test_grad_weight_is_the_exact_multiple(place, rows):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("rows", [UNIT - 1, UNIT, UNIT + 1, CHUNKED - 1, CHUNKED + 1, 2 * CHUNKED + UNIT + 1, *MANY])
+@pytest.mark.parametrize("rows", [UNIT - 1, UNIT, UNIT + 1, ONE_CHUNK, ONE_CHUNK + 1, CHUNKED - 1, CHUNKED + 1, 2 * CHUNKED + UNIT + 1, *MANY])
 def test_grad_weight_of_nearly_constant_terms(place, rows, dtype):
     inputs = testing.rmsnorm_silu_gate_inputs(rows, seed=rows)
     row = testing.rmsnorm_silu_gate_inputs(1, seed=2)
@@ -112,9 +112,9 @@ FP32_ROUNDINGS = [
 @pytest.mark.parametrize("dtype, cases", [("bfloat16", BF16_ROUNDINGS), ("float32", FP32_ROUNDINGS)])
 def test_accumulation_rounds_once_from_fp64(place, dtype, cases):
     before, large, small, expected = np.array(cases * 128)[:128].T
-    # Two rows of different units: FP64 adds them.
-    inputs = exact_inputs(UNIT + 1, np.zeros(128))
-    for row, terms in ((0, large), (UNIT, small)):
+    # Two rows that no GPU lane and no unit of a CPU shares: FP64 adds them.
+    inputs = exact_inputs(UNIT + 2, np.zeros(128))
+    for row, terms in ((0, large), (UNIT + 1, small)):
         inputs["grad_out"][row] = exact_inputs(1, terms)["grad_out"][0]
     before = to_bf16_bits(before) if dtype == "bfloat16" else before
     grad_weight = tensor_of(before, place)
