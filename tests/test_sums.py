@@ -10,6 +10,7 @@ from paddle_gated_ops import testing
 from paddle_gated_ops.testing import from_bf16_bits, reference, to_bf16_bits
 
 CHUNKED = ONE_UNIT_CHUNKS
+ONE = [ONE_CHUNK - 1, ONE_CHUNK, ONE_CHUNK + 1]
 # Both sides of more chunks, and rows enough for whole rounds of tail chunks.
 MANY = [MANY_ROWS - 1, MANY_ROWS, MANY_ROWS + UNIT + 1, 2 * MANY_ROWS + 5]
 
@@ -40,7 +41,7 @@ def test_probs_grad_of_cancelling_terms(place):
     testing.assert_swiglu_weighted_bwd(inputs, outputs)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, ONE_CHUNK - 1, ONE_CHUNK, ONE_CHUNK + 1, 131, 132, 133, 513, 8191, CHUNKED, CHUNKED + 1, 32767, *MANY])
+@pytest.mark.parametrize("rows", [1, 2, 7, *ONE, 131, 132, 133, 513, 8191, CHUNKED, CHUNKED + 1, 32767, *MANY])
 def test_grad_weight_is_the_exact_multiple(place, rows):
     terms = (np.arange(128) % 19 - 9) / 4.0  # rows * terms needs 22 bits at most
     inputs = exact_inputs(rows, terms)
@@ -53,7 +54,7 @@ def test_grad_weight_is_the_exact_multiple(place, rows):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("rows", [UNIT - 1, UNIT, UNIT + 1, ONE_CHUNK, ONE_CHUNK + 1, CHUNKED - 1, CHUNKED + 1, 2 * CHUNKED + UNIT + 1, *MANY])
+@pytest.mark.parametrize("rows", [UNIT - 1, UNIT, UNIT + 1, *ONE, CHUNKED - 1, CHUNKED + 1, 2 * CHUNKED + UNIT + 1, *MANY])
 def test_grad_weight_of_nearly_constant_terms(place, rows, dtype):
     inputs = testing.rmsnorm_silu_gate_inputs(rows, seed=rows)
     row = testing.rmsnorm_silu_gate_inputs(1, seed=2)
