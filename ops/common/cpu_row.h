@@ -120,11 +120,11 @@ struct OutputRow {
 };
 
 GATED_OPS_INLINE InputRow MakeRow(const RowSpace& space, const RowView<const Bf16>& view, const RowIndex& index) {
-  return {RowPointer<false>(space, view, index), view.column_stride, view.row_strides[space.ndim - 1]};
+  return {RowPointer<false>(space, view, index), view.column_stride, NextRowStride(space, view)};
 }
 GATED_OPS_INLINE OutputRow MakeRow(const RowSpace& space, const RowView<Bf16>& view, const RowIndex& index) {
   return {view.data == nullptr ? nullptr : RowPointer<false>(space, view, index), view.column_stride,
-          view.row_strides[space.ndim - 1]};
+          NextRowStride(space, view)};
 }
 
 // A piece's sums: one term a word, which holds its two columns' sum; four in sequence in each of 16 lanes.

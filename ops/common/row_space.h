@@ -73,6 +73,12 @@ GATED_OPS_INLINE T* RowPointer(const RowSpace& space, const RowView<T>& view, co
   return view.data + offset;
 }
 
+// From a row to the next, where that has the same place in all leading dimensions but the last.
+template <typename T>
+GATED_OPS_INLINE int64_t NextRowStride(const RowSpace& space, const RowView<T>& view) {
+  return space.ndim == 1 ? view.row_stride : space.inner_strides[view.inner][space.ndim - 2];
+}
+
 // Merges neighbouring leading dimensions wherever every view's strides allow it. strides[t][d] belongs to view t, which
 // receives its row strides.
 template <typename... T>
