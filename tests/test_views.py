@@ -151,6 +151,35 @@ def test_every_tensor_a_view_of_another_kind(place, seed):
     assert_intact(outputs, bases)
 
 
+def permuted(array, lead, place, generator):
+    """A view of the array, the leading dimensions of whose memory lie in some order; and a function that reads it."""
+    order = [*generator.permutation(lead), *range(lead, array.ndim)]
+    memory = np.ascontiguousarray(array.transpose(order))
+    base = tensor_of(memory, place)
+    back = np.argsort(order)
+    strides = [memory.strides[d] // array.itemsize for d in back]
+    return paddle.as_strided(base, list(array.shape), strides), lambda: array_of(base).transpose(back)
+
+
+@pytest.mark.parametrize("lead", [4, 6, 8])  # the most that Paddle's tensors have
+def test_leading_dimensions_that_no_tensor_has_in_the_same_order(place, lead):
+    generator = np.random.default_rng(lead)
+    shape = (3,) + (2,) * (lead - 1)
+    for make, call, outputs in (
+        (testing.swiglu_weighted_inputs, F.fused_swiglu_weighted_bwd_out, ("do1", "probs_grad", "o2_s")),
+        (testing.rmsnorm_silu_gate_inputs, F.cake_rmsnorm_silu_gate_train_backward, ("grad_x", "grad_z")),
+    ):
+        is_swiglu = "do1" in outputs
+        inputs = make(shape, 24, seed=lead) if is_swiglu else make(shape, seed=lead)
+        expected = run_swiglu(inputs, place) if is_swiglu else run_rmsnorm(inputs, place)
+        tensors = {n: permuted(a, lead, place, generator)[0] for n, a in inputs.items() if n != "weight"}
+        if not is_swiglu:
+            tensors["weight"] = tensor_of(inputs["weight"], place)
+        views = {n: permuted(np.zeros_like(expected[n]), lead, place, generator) for n in outputs}
+        call(**tensors, **{n: view for n, (view, _) in views.items()})
+        assert_same_bits({n: read() for n, (_, read) in views.items()}, {n: expected[n] for n in outputs})
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32])
 @pytest.mark.parametrize("kind", KINDS)
