@@ -212,6 +212,12 @@ def test_what_a_file_lacks_is_measured(tmp_path, peer):
     assert len(asked()) == 2 and records.load(path) == (head, after)
 
 
+def test_a_peer_that_ends_at_once_is_left_out():
+    many = 9999 * cases.quick("rmsnorm_silu_gate", "gpu")  # more than a pipe holds
+    reason = peer_process.run("fla", "false", many, {"device": "gpu"}, {}, None, None)
+    assert reason.startswith("exit status 1")
+
+
 def test_peers_compile_each_case_once(peer):
     command, asked = peer
     wanted = {"torch_compile": cases.sweep("swiglu_weighted_bwd", "gpu"), "fla": cases.table("rmsnorm_silu_gate", "gpu")}

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+from contextlib import suppress
 
 import paddle
 
@@ -45,8 +46,8 @@ def time_kernels(cases, describe):
     command = ["bash", str(records.ROOT / "tools" / "bench_kernels.sh"), "cases"]
     before = []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        process.stdin.write(lines + "\n")
-        process.stdin.close()
+        with suppress(BrokenPipeError), process.stdin:  # one that has ended: its status is raised below
+            process.stdin.write(lines + "\n")
         for answer in map(json.loads, process.stdout):
             if "gpu" in answer:
                 describe(answer)

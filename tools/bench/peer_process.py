@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from . import records
@@ -35,8 +36,8 @@ def _ask(peer, command, cases, job, heard):
         except OSError as error:
             return {}, str(error)
         with process:
-            json.dump({**job, "cases": cases}, process.stdin)
-            process.stdin.close()
+            with suppress(BrokenPipeError), process.stdin:  # one that has ended: its status tells why
+                json.dump({**job, "cases": cases}, process.stdin)
             answers = map(json.loads, process.stdout)
             first = next(answers, {})
             for case, answer in zip(cases, answers):
