@@ -19,6 +19,7 @@ from calls import (
     tensor_of,
 )
 from paddle_gated_ops import testing
+from paddle_gated_ops.incubate.nn import functional as F
 
 # A thread is worth its waking from 512 KiB of traffic on: these sizes keep eight of them busy.
 LARGE_SWIGLU = (420, 1408)
@@ -86,6 +87,18 @@ def test_number_of_threads(num_threads):
             assert_same_bits(run_swiglu(swiglu, "cpu"), expected[0])
             assert_same_bits(run_rmsnorm(rmsnorm, "cpu"), expected[1])
             np.testing.assert_array_equal(sum_of_rows("cpu", LARGE_RMSNORM), expected[2])
+
+
+def test_a_large_call_has_the_bits_of_a_small_one():
+    # From 256 MiB of traffic on, outputs may be written past the caches.
+    small = testing.swiglu_weighted_inputs(1200, 2048, seed=5)
+    expected = run_swiglu(small, "cpu")
+    times = 20  # 590 MB, and 295 MB for the forward
+    large = {name: np.tile(array, (times, *[1] * (array.ndim - 1))) for name, array in small.items()}
+    found = run_swiglu(large, "cpu")
+    forward = F.fused_swiglu_weighted(tensor_of(large["o1"], "cpu"), tensor_of(large["unzipped_probs"], "cpu"))
+    for name, array in (*found.items(), ("o2_s", array_of(forward))):
+        assert (raw(array).reshape(times, *expected[name].shape) == raw(expected[name])).all(), name
 
 
 def digest():

@@ -46,6 +46,19 @@ inline CpuIsaLevel CpuIsa() {
   return level;
 }
 
+// Whether stores past the caches are worth their detour: a fifth on a Xeon at 1 GiB, where an EPYC lost 5 %.
+inline bool StreamsPay() {
+#if GATED_OPS_X86
+  static const bool intel = [] {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel") != 0;
+  }();
+  return intel;
+#else
+  return false;
+#endif
+}
+
 inline const char* CpuIsaName(CpuIsaLevel level) {
   const char* const names[kNumCpuIsaLevels] = {"baseline", "avx2", "avx512"};
   return names[level];

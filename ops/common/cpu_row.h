@@ -13,6 +13,10 @@
 #include "common/numerics.h"
 #include "common/row_space.h"
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 // INDEPENDENT: the next loop's iterations read nothing that another one writes. NO_UNROLL: left as a loop for the
 // vectorizer, which GCC would else unroll first and then not vectorize.
 #if defined(__clang__)
@@ -46,8 +50,12 @@ GATED_OPS_INLINE uint32_t PairOf(float first, float second) {
 // Floats of a piece: [0] of each word's first column, [1] of its second.
 using PieceFloats = float[2][kPieceWords];
 
-// Memory for a piece whose columns do not lie side by side.
-using PieceBuffer = Bf16[kPieceColumns];
+// Memory for a piece whose columns do not lie side by side, or that is streamed.
+struct alignas(64) PieceBuffer {
+  Bf16 columns[kPieceColumns];
+  GATED_OPS_INLINE Bf16& operator[](int i) { return columns[i]; }
+  GATED_OPS_INLINE Bf16 operator[](int i) const { return columns[i]; }
+};
 
 // Asks for a piece whose columns lie side by side.
 GATED_OPS_INLINE void PrefetchPiece(const Bf16* piece) {
@@ -91,12 +99,30 @@ struct InputRow {
     if (stride == 1 && count == kPieceColumns) return reinterpret_cast<const Bf16Pair*>(row + begin);
     for (int i = 0; i < count; ++i) buffer[i] = row[(begin + i) * stride];
     for (int i = count; i < kPieceColumns; ++i) buffer[i] = 0;
-    return reinterpret_cast<const Bf16Pair*>(buffer);
+    return reinterpret_cast<const Bf16Pair*>(buffer.columns);
   }
   GATED_OPS_INLINE void Prefetch(const Place& ahead) const {
     if (row != nullptr && stride == 1) PrefetchPiece(row + ahead.rows * row_stride + ahead.column);
   }
 };
+
+// Writes a piece past the caches; no line is read to be overwritten. `to` begins a line.
+GATED_OPS_INLINE void StreamPiece(Bf16* to, const PieceBuffer& from) {
+#ifdef __SSE2__
+  for (int i = 0; i < kPieceColumns; i += 8) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_load_si128(reinterpret_cast<const __m128i*>(from.columns + i)));
+  }
+#else
+  std::memcpy(to, from.columns, sizeof(from));
+#endif
+}
+
+// After streams, before another thread is told of them.
+GATED_OPS_INLINE void EndStreams() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
+}
 
 // A row that is written: all words at Piece(), then Finish(), which scatters them where the columns do not lie side by side.
 // A null row drops them.
@@ -104,16 +130,26 @@ struct OutputRow {
   Bf16* row;
   int64_t stride;
   int64_t row_stride = 0;
+  bool stream = false;
+
+  // Streams its pieces if they are whole lines.
+  GATED_OPS_INLINE OutputRow Streamed() const {
+    return {row, stride, row_stride, row != nullptr && stride == 1 && reinterpret_cast<uintptr_t>(row) % 64 == 0};
+  }
 
   GATED_OPS_INLINE Bf16Pair* Piece(int64_t begin, int count, PieceBuffer& buffer) const {
-    return reinterpret_cast<Bf16Pair*>(InPlace(count) ? row + begin : buffer);
+    return reinterpret_cast<Bf16Pair*>(InPlace(count) && !stream ? row + begin : buffer.columns);
   }
   GATED_OPS_INLINE void Finish(int64_t begin, int count, const PieceBuffer& buffer) const {
-    if (row == nullptr || InPlace(count)) return;
+    if (row == nullptr) return;
+    if (InPlace(count)) {
+      if (stream) StreamPiece(row + begin, buffer);
+      return;
+    }
     for (int i = 0; i < count; ++i) row[(begin + i) * stride] = buffer[i];
   }
   GATED_OPS_INLINE void Prefetch(const Place& ahead) const {
-    if (row != nullptr && stride == 1) PrefetchPiece(row + ahead.rows * row_stride + ahead.column);
+    if (row != nullptr && stride == 1 && !stream) PrefetchPiece(row + ahead.rows * row_stride + ahead.column);
   }
 
   GATED_OPS_INLINE bool InPlace(int count) const { return row != nullptr && stride == 1 && count == kPieceColumns; }

@@ -13,7 +13,8 @@ namespace {
 using FwdParams = SwigluWeightedFwdParams;
 using BwdParams = SwigluWeightedBwdParams;
 
-constexpr int64_t kTaskBytes = int64_t(256) << 10;  // enough to hide the claim of a task, little enough to balance
+constexpr int64_t kStreamBytes = int64_t(256) << 20;  // past the caches of most machines: nobody finds the outputs there
+constexpr int64_t kTaskBytes = int64_t(256) << 10;    // enough to hide the claim of a task, little enough to balance
 
 template <bool kClamp>
 GATED_OPS_INLINE void Sigmoids(const Bf16Pair* gate, float clamp, PieceFloats& sigmoids) {
@@ -23,11 +24,17 @@ GATED_OPS_INLINE void Sigmoids(const Bf16Pair* gate, float clamp, PieceFloats& s
   }
 }
 
+GATED_OPS_INLINE OutputRow MakeOutputRow(const RowSpace& space, const RowView<Bf16>& view, const RowIndex& index,
+                                         bool stream) {
+  const OutputRow row = MakeRow(space, view, index);
+  return stream ? row.Streamed() : row;
+}
+
 template <bool kClamp>
-GATED_OPS_INLINE void Row(const FwdParams& p, const Lookahead& lookahead, int64_t r) {
+GATED_OPS_INLINE void Row(const FwdParams& p, const Lookahead& lookahead, bool stream, int64_t r) {
   const RowIndex index = MakeRowIndex<false>(p.space, r);
   const InputRow gate_row = MakeRow(p.space, p.gate, index), up_row = MakeRow(p.space, p.up, index);
-  const OutputRow output_row = MakeRow(p.space, p.output, index);
+  const OutputRow output_row = MakeOutputRow(p.space, p.output, index, stream);
   const float prob = *RowPointer<false>(p.space, p.probs, index), clamp = p.clamp;
   for (int64_t begin = 0; begin < p.intermediate_size; begin += kPieceColumns) {
     const int count = int(std::min<int64_t>(kPieceColumns, p.intermediate_size - begin));
@@ -51,12 +58,13 @@ GATED_OPS_INLINE void Row(const FwdParams& p, const Lookahead& lookahead, int64_
 }
 
 template <bool kClamp>
-GATED_OPS_INLINE void Row(const BwdParams& p, const Lookahead& lookahead, int64_t r) {
+GATED_OPS_INLINE void Row(const BwdParams& p, const Lookahead& lookahead, bool stream, int64_t r) {
   const RowIndex index = MakeRowIndex<false>(p.space, r);
   const InputRow gate_row = MakeRow(p.space, p.gate, index), up_row = MakeRow(p.space, p.up, index),
                  output_grad_row = MakeRow(p.space, p.output_grad, index);
-  const OutputRow gate_grad_row = MakeRow(p.space, p.gate_grad, index), up_grad_row = MakeRow(p.space, p.up_grad, index),
-                  output_row = MakeRow(p.space, p.output, index);
+  const OutputRow gate_grad_row = MakeOutputRow(p.space, p.gate_grad, index, stream),
+                  up_grad_row = MakeOutputRow(p.space, p.up_grad, index, stream),
+                  output_row = MakeOutputRow(p.space, p.output, index, stream);
   const float prob = *RowPointer<false>(p.space, p.probs, index), clamp = p.clamp;
   double probs_sums[kLanes] = {};  // FP64 over the pieces
   for (int64_t begin = 0; begin < p.intermediate_size; begin += kPieceColumns) {
@@ -96,39 +104,41 @@ GATED_OPS_INLINE void Row(const BwdParams& p, const Lookahead& lookahead, int64_
 }
 
 template <typename Params>
-GATED_OPS_INLINE void AnyRows(const Params& p, int64_t first, int64_t last) {
+GATED_OPS_INLINE void AnyRows(const Params& p, bool stream, int64_t first, int64_t last) {
   const Lookahead lookahead(p.intermediate_size);
   if (std::isinf(p.clamp)) {  // a form of its own: the clamp costs 7 to 12 %
-    for (int64_t r = first; r < last; ++r) Row<false>(p, lookahead, r);
+    for (int64_t r = first; r < last; ++r) Row<false>(p, lookahead, stream, r);
   } else {
-    for (int64_t r = first; r < last; ++r) Row<true>(p, lookahead, r);
+    for (int64_t r = first; r < last; ++r) Row<true>(p, lookahead, stream, r);
   }
 }
 
 template <typename Params>
-void RowsBaseline(const Params& p, int64_t first, int64_t last) {
-  AnyRows(p, first, last);
+void RowsBaseline(const Params& p, bool stream, int64_t first, int64_t last) {
+  AnyRows(p, stream, first, last);
 }
 template <typename Params>
-GATED_OPS_TARGET_AVX2 void RowsAvx2(const Params& p, int64_t first, int64_t last) {
-  AnyRows(p, first, last);
+GATED_OPS_TARGET_AVX2 void RowsAvx2(const Params& p, bool stream, int64_t first, int64_t last) {
+  AnyRows(p, stream, first, last);
 }
 template <typename Params>
-GATED_OPS_TARGET_AVX512 void RowsAvx512(const Params& p, int64_t first, int64_t last) {
-  AnyRows(p, first, last);
+GATED_OPS_TARGET_AVX512 void RowsAvx512(const Params& p, bool stream, int64_t first, int64_t last) {
+  AnyRows(p, stream, first, last);
 }
 
 template <typename Params>
 void Launch(const Params& p, int64_t bytes_per_element) {
-  constexpr void (*kRows[kNumCpuIsaLevels])(const Params&, int64_t, int64_t) = {RowsBaseline<Params>, RowsAvx2<Params>,
-                                                                                RowsAvx512<Params>};
+  constexpr void (*kRows[kNumCpuIsaLevels])(const Params&, bool, int64_t, int64_t) = {RowsBaseline<Params>, RowsAvx2<Params>,
+                                                                                      RowsAvx512<Params>};
   const int64_t row_bytes = bytes_per_element * p.intermediate_size + 8;
   const int64_t rows_per_task = std::max<int64_t>(1, kTaskBytes / row_bytes);
   const int64_t tasks = (p.space.rows + rows_per_task - 1) / rows_per_task;
   const auto rows = kRows[CpuIsa()];
+  const bool stream = StreamsPay() && p.space.rows * row_bytes >= kStreamBytes;
   ParallelFor(tasks, p.space.rows * row_bytes, [&](int64_t task) {
     const int64_t first = task * rows_per_task;
-    rows(p, first, std::min(first + rows_per_task, p.space.rows));
+    rows(p, stream, first, std::min(first + rows_per_task, p.space.rows));
+    if (stream) EndStreams();
   });
 }
 
