@@ -51,7 +51,7 @@ def test_swiglu_in_a_cuda_graph(cuda, rows, width):
 
 
 @pytest.mark.parametrize("passed", [False, True], ids=["new outputs", "passed outputs"])
-@pytest.mark.parametrize("rows", [1, 40, 20000])
+@pytest.mark.parametrize("rows", [1, 40, 100, 20000])
 def test_rmsnorm_in_a_cuda_graph(cuda, rows, passed):
     tensors = tensors_of(testing.rmsnorm_silu_gate_inputs(rows, seed=0), GPU)
     options = {}

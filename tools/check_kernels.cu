@@ -116,7 +116,10 @@ RowSpace Space(int64_t rows) {
   return {rows, 2, {3, rows / 3}};
 }
 
-void CheckSwiglu(int64_t rows, int64_t columns, Layout in, Layout out, float clamp) {
+// Which results are asked for: the rows', the sum's, or both. The others' pointers are null.
+enum Wanted { kAll, kRowsAlone, kSumAlone };
+
+void CheckSwiglu(int64_t rows, int64_t columns, Layout in, Layout out, float clamp, Wanted wanted = kAll) {
   const std::string name = "swiglu_weighted rows " + std::to_string(rows) + " columns " + std::to_string(columns) +
                            " offset " + std::to_string(in.offset) + "/" + std::to_string(out.offset) + " step " +
                            std::to_string(in.step);
@@ -130,11 +133,14 @@ void CheckSwiglu(int64_t rows, int64_t columns, Layout in, Layout out, float cla
     p.clamp = clamp;
     p.gate = o1.View<const Bf16>(gpu, space, 0), p.up = o1.View<const Bf16>(gpu, space, 0, columns);
     p.output_grad = output_grad.View<const Bf16>(gpu, space, 1);
-    p.gate_grad = do1.View<Bf16>(gpu, space, 2), p.up_grad = do1.View<Bf16>(gpu, space, 2, columns);
-    p.output = output.View<Bf16>(gpu, space, 3);
+    if (wanted != kSumAlone) {
+      p.gate_grad = do1.View<Bf16>(gpu, space, 2), p.up_grad = do1.View<Bf16>(gpu, space, 2, columns);
+      p.output = output.View<Bf16>(gpu, space, 3);
+    }
     const int64_t row_stride = space.ndim == 1 ? 1 : space.sizes[1];
     space.inner_strides[4][0] = 1;
-    p.probs = {probs.At(gpu), 1, row_stride, 4}, p.probs_grad = {probs_grad.At(gpu), 1, row_stride, 4};
+    p.probs = {probs.At(gpu), 1, row_stride, 4};
+    if (wanted != kRowsAlone) p.probs_grad = {probs_grad.At(gpu), 1, row_stride, 4};
     SwigluWeightedFwdParams f = {columns, clamp, p.gate, p.up, p.probs, {}, space};
     f.output = forward.View<Bf16>(gpu, f.space, 5);
     if (gpu) {
@@ -148,16 +154,17 @@ void CheckSwiglu(int64_t rows, int64_t columns, Layout in, Layout out, float cla
   do1.Compare(name + ": do1");
   output.Compare(name + ": o2_s");
   forward.Compare(name + ": forward");
-  probs_grad.Compare(name + ": probs_grad", 10.0f * columns);
+  if (wanted != kRowsAlone) probs_grad.Compare(name + ": probs_grad", 10.0f * columns);
 }
 
-void CheckNorm(int64_t rows, Layout in, Layout out) {
+void CheckNorm(int64_t rows, Layout in, Layout out, Wanted wanted = kAll) {
   const std::string name = "rmsnorm_silu_gate rows " + std::to_string(rows) + " offset " + std::to_string(in.offset) + "/" +
                            std::to_string(out.offset) + " step " + std::to_string(in.step);
   Matrix grad_out(rows, kNormSize, in, false), x(rows, kNormSize, in, false), z(rows, kNormSize, in, false);
   Matrix weight(1, kNormSize, in, false);
   Matrix grad_x(rows, kNormSize, out, true), grad_z(rows, kNormSize, out, true), forward(rows, kNormSize, out, true);
-  Vector<float> grad_weight(kNormSize, NAN);
+  const bool accumulate = wanted == kSumAlone;
+  Vector<float> grad_weight(kNormSize, accumulate ? 1.0f : NAN);
   Vector<double> chunk_sums(WorkspaceBytes(rows) / 8 + 1, NAN);
   for (const bool gpu : {false, true}) {
     RmsNormSiluGateBwdParams p = {};
@@ -166,9 +173,14 @@ void CheckNorm(int64_t rows, Layout in, Layout out) {
     p.output_grad = grad_out.View<const Bf16>(gpu, space, 0), p.x = x.View<const Bf16>(gpu, space, 1);
     p.gate = z.View<const Bf16>(gpu, space, 2);
     p.weight = weight.Row(gpu), p.weight_stride = in.step;
-    p.x_grad = grad_x.View<Bf16>(gpu, space, 3), p.gate_grad = grad_z.View<Bf16>(gpu, space, 4);
-    p.weight_grad_fp32 = grad_weight.At(gpu), p.weight_grad_stride = 1;
-    p.chunk_sums = chunk_sums.At(gpu);
+    if (wanted != kSumAlone) {
+      p.x_grad = grad_x.View<Bf16>(gpu, space, 3), p.gate_grad = grad_z.View<Bf16>(gpu, space, 4);
+    }
+    if (wanted != kRowsAlone) {
+      p.weight_grad_fp32 = grad_weight.At(gpu), p.weight_grad_stride = 1;
+      p.accumulate_weight_grad = accumulate;
+      p.chunk_sums = chunk_sums.At(gpu);
+    }
     RmsNormSiluGateFwdParams f = {p.eps, p.x, p.gate, p.weight, p.weight_stride, {}, space};
     f.output = forward.View<Bf16>(gpu, f.space, 5);
     if (gpu) {
@@ -182,7 +194,7 @@ void CheckNorm(int64_t rows, Layout in, Layout out) {
   grad_x.Compare(name + ": grad_x");
   grad_z.Compare(name + ": grad_z");
   forward.Compare(name + ": forward");
-  grad_weight.Compare(name + ": grad_weight", 10.0f * rows);
+  if (wanted != kRowsAlone) grad_weight.Compare(name + ": grad_weight", 10.0f * rows);
 }
 
 }  // namespace
@@ -190,13 +202,19 @@ void CheckNorm(int64_t rows, Layout in, Layout out) {
 int main() {
   const Layout layouts[] = {{0, 0, 1}, {8, 8, 1}, {1, 0, 1}, {3, 5, 1}, {7, 1, 1}, {2, 3, 2}};
   const float no_clamp = std::numeric_limits<float>::infinity();
+  const int one_chunk = kUnitRows * kOneChunkUnits;  // the most rows that one launch takes
   for (const Layout in : layouts) {
     for (const Layout out : layouts) {
       for (const int64_t columns : {1, 2, 7, 8, 9, 66, 255, 256, 264, 512, 777, 1030, 1536, 2048, 2050, 2320})
         CheckSwiglu(5, columns, in, out, no_clamp);
       CheckSwiglu(9, 100, in, out, 0.5f);
       CheckSwiglu(300, 8, in, out, no_clamp);
-      for (const int64_t rows : {1, 3, 16, 17, 50}) CheckNorm(rows, in, out);
+      for (const int64_t rows : {1, 3, 16, 17, 50, one_chunk + 1, 3 * one_chunk}) CheckNorm(rows, in, out);
+      for (const Wanted wanted : {kRowsAlone, kSumAlone}) {
+        CheckSwiglu(9, 100, in, out, no_clamp, wanted);
+        CheckSwiglu(5, 2048, in, out, no_clamp, wanted);
+        for (const int64_t rows : {17, one_chunk + 1, 3 * one_chunk}) CheckNorm(rows, in, out, wanted);
+      }
     }
   }
   for (const int64_t rows : {kUnitRows * kFewChunks + 1, int(kManyRows) + 17}) CheckNorm(rows, layouts[0], layouts[0]);
