@@ -52,3 +52,13 @@ TRAINING = {
 def test_a_training_step_is_shown_in(kind):
     matching = [source for _, source in ALL if re.search(TRAINING[kind], source) and "optimizer" in source]
     assert matching, f"no snippet trains in {kind}"
+
+
+def test_the_installs_are_those_of_the_results():
+    with open(os.path.join(os.path.dirname(README), "tools/results/install_matrix.md"), encoding="utf-8") as file:
+        results = file.read()
+    section = read().split("### Installs\n")[1].split("\n## ")[0]
+    passed, date = re.search(r"^(\d+ of \d+ cells passed) on ([\d-]+)", section, re.MULTILINE).groups()
+    assert results.startswith(f"# Installs, {date}\n\n{passed}, ")
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    assert len(lines) > 10 and set(lines) <= set(results.splitlines())
