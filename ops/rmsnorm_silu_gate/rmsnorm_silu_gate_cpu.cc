@@ -139,6 +139,7 @@ struct GradRow {
     const float r = rstd;
     float projections[kPieceWords];
     GATED_OPS_INDEPENDENT
+    GATED_OPS_UNROLL_VECTORS
     for (int i = 0; i < kPieceWords; ++i) {
       const uint32_t d = output_grad_words[i];
       n[0][i] *= r;
