@@ -148,17 +148,29 @@ def test_rmsnorm_tensor_with_strides_past_32_bits(cuda, name, strides):
         del base, tensors, outputs
 
 
-@pytest.mark.parametrize("name", SWIGLU_INPUTS)
-def test_swiglu_input_with_strides_past_32_bits(cuda, name):
+# Rows far apart; or columns, which takes the last ones of o1 and do1 past 2^32.
+@pytest.mark.parametrize("name, strides", [
+    *((name, [FAR, 1]) for name in ("o1", "do2_s", "do1", "o2_s")),
+    *((name, [1, 2**29 + 8]) for name in ("o1", "do2_s", "do1", "o2_s")),
+    *((name, [FAR]) for name in ("unzipped_probs", "probs_grad")),
+])  # fmt: skip
+def test_swiglu_tensor_with_strides_past_32_bits(cuda, name, strides):
     inputs = testing.swiglu_weighted_inputs(2, 8, seed=4)
     expected = run_swiglu(inputs, GPU)
     tensors = tensors_of(inputs, GPU)
-    array = inputs[name]
-    width = array[0].size
+    array = inputs[name] if name in inputs else as_poison(expected[name])
+    places = np.zeros((), np.int64)
+    for size, stride in zip(array.shape, strides):
+        places = np.add.outer(places, np.arange(size, dtype=np.int64) * stride)
+    places = [int(place) for place in places.ravel()]
     with much_memory():
-        base = paddle.empty([FAR + width], "float32" if name == "unzipped_probs" else "bfloat16")
-        for row in range(2):
-            cuda.upload(base, array[row], row * FAR)
-        tensors[name] = paddle.as_strided(base, list(array.shape), [FAR, 1][: array.ndim])
-        assert_same_bits(named(SWIGLU_OUTPUTS, F.fused_swiglu_weighted_bwd(**tensors)), expected)
-        del base, tensors
+        base = paddle.empty([max(places) + 1], "float32" if array.dtype == np.float32 else "bfloat16")
+        for place, value in zip(places, array.ravel()):
+            cuda.upload(base, value, place)
+        tensors[name] = paddle.as_strided(base, list(array.shape), strides)
+        outputs = dict(zip(SWIGLU_OUTPUTS, F.fused_swiglu_weighted_bwd_out(**tensors)))
+        got = {output: array_of(tensor) for output, tensor in outputs.items() if output != name}
+        found = np.array([cuda.download(base, place, 1, array.dtype)[0] for place in places], array.dtype)
+        got[name] = found.reshape(array.shape)
+        assert_same_bits(got, {**expected, name: expected.get(name, array)})
+        del base, tensors, outputs

@@ -272,6 +272,22 @@ def test_swiglu_input_with_strides_past_32_bits(argument, strides):
     assert_same_bits(outputs, run_swiglu(inputs, "cpu"))
 
 
+@pytest.mark.parametrize("output, strides", [
+    ("do1", [FAR, 1]),
+    ("do1", [1, 2**29 + 3]),
+    ("o2_s", [FAR, 1]),
+    ("o2_s", [2, FAR]),
+    ("probs_grad", [FAR]),
+])
+def test_swiglu_output_with_strides_past_32_bits(output, strides):
+    inputs = testing.swiglu_weighted_inputs(2, 3, seed=14)
+    expected = run_swiglu(inputs, "cpu")
+    view, read = far_view(np.zeros_like(expected[output]), strides)
+    outputs = dict(zip(expected, F.fused_swiglu_weighted_bwd_out(**tensors_of(inputs, "cpu"), **{output: view})))
+    got = {name: read() if name == output else array_of(tensor) for name, tensor in outputs.items()}
+    assert_same_bits(got, expected)
+
+
 @pytest.mark.parametrize("strides", [[FAR, 1], [1, 2**25 + 1]])
 @pytest.mark.parametrize("argument", ["grad_out", "x", "z", "grad_x", "grad_z"])
 def test_rmsnorm_tensor_with_strides_past_32_bits(argument, strides):
