@@ -106,10 +106,16 @@ def test_a_thousand_runs_with_other_work(cuda, delay, op):
             assert_same_bits(named(names, outputs), expected)
 
 
-def test_python_threads_on_their_own_streams(cuda):
+@pytest.mark.parametrize("op", ["swiglu", "rmsnorm"])
+def test_python_threads_on_their_own_streams(cuda, op):
     """Paddle's current stream is the process's, not the thread's: a lock keeps each guard together with its call."""
-    inputs = [testing.rmsnorm_silu_gate_inputs(20_000 + i, seed=i) for i in range(4)]
-    expected = [run_rmsnorm(arrays, GPU) for arrays in inputs]
+    if op == "swiglu":
+        names, run, function = SWIGLU_OUTPUTS, run_swiglu, F.fused_swiglu_weighted_bwd
+        inputs = [testing.swiglu_weighted_inputs(1000 + i, 2056, seed=i) for i in range(4)]
+    else:
+        names, run, function = RMSNORM_OUTPUTS, run_rmsnorm, F.cake_rmsnorm_silu_gate_train_backward
+        inputs = [testing.rmsnorm_silu_gate_inputs(20_000 + i, seed=i) for i in range(4)]
+    expected = [run(arrays, GPU) for arrays in inputs]
     tensors = [tensors_of(arrays, GPU) for arrays in inputs]
     streams = [paddle.device.cuda.Stream() for _ in inputs]
     results, lock = [[] for _ in inputs], threading.Lock()
@@ -118,13 +124,13 @@ def test_python_threads_on_their_own_streams(cuda):
     def work(i):
         for _ in range(50):
             with lock, paddle.device.cuda.stream_guard(streams[i]):
-                results[i].append(F.cake_rmsnorm_silu_gate_train_backward(**tensors[i]))
+                results[i].append(function(**tensors[i]))
 
     run_in_threads(work, len(inputs))
     cuda.synchronize()
     for i, each in enumerate(results):
         for outputs in each:
-            assert_same_bits(named(RMSNORM_OUTPUTS, outputs), expected[i])
+            assert_same_bits(named(names, outputs), expected[i])
 
 
 # ---- Several devices
