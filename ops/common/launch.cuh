@@ -30,7 +30,7 @@ cudaError_t LaunchKernel(void (*kernel)(Params), int64_t blocks, dim3 block, con
 }
 
 // A launch that follows one of ours may come while that one runs (programmatic dependent launch, from compute capability 9.0
-// on), which takes 2 us off the pair. The first kernel's blocks begin with LetNextKernelCome: once all have, the second's
+// on), which takes 1 us off the pair. The first kernel's blocks begin with LetNextKernelCome: once all have, the second's
 // come where there is room. They begin with WaitForKernelBefore: it returns when the first kernel is done and what it wrote
 // can be read. Not after somebody else's launch, which may itself have come before what it follows was done.
 __device__ __forceinline__ void LetNextKernelCome() {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void WaitForKernelBefore() {
 }
 
 // Whether the current device runs code of this kernel, the same in each call, that has these instructions: not PTX of an
-// older architecture.
+// older architecture. Only drivers of CUDA 12.3 and later know such a pair in a graph.
 static inline bool CanComeEarly(const void* kernel) {
   constexpr int kDevices = 64;
   static std::atomic<signed char> known[kDevices];  // 0: not asked yet
@@ -53,8 +53,10 @@ static inline bool CanComeEarly(const void* kernel) {
   if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
   if (known[device] == 0) {
     cudaFuncAttributes attributes;
+    int driver = 0;
     if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return false;
-    known[device] = attributes.ptxVersion >= 90 ? 1 : -1;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess) return false;
+    known[device] = attributes.ptxVersion >= 90 && driver >= 12030 ? 1 : -1;
   }
   return known[device] > 0;
 }
