@@ -15,6 +15,7 @@ using BwdParams = RmsNormSiluGateBwdParams;
 
 static_assert(kNormSize == kPieceColumns, "a row is a piece");
 constexpr int64_t kForwardTaskRows = 256;
+constexpr int kAheadRows = kPrefetchColumns / kNormSize;
 
 GATED_OPS_INLINE float Sum(const float* terms) {
   float lanes[kLanes];
@@ -39,9 +40,12 @@ GATED_OPS_INLINE void ForwardRows(const FwdParams& p, int64_t begin, int64_t end
   const Bf16Pair* weight = InputRow{p.weight, p.weight_stride}.Piece(0, kNormSize, weight_buffer);
   for (int64_t r = begin; r < end; ++r) {
     const RowIndex index = MakeRowIndex<false>(p.space, r);
-    const Bf16Pair* x = MakeRow(p.space, p.x, index).Piece(0, kNormSize, x_buffer);
-    const Bf16Pair* gate = MakeRow(p.space, p.gate, index).Piece(0, kNormSize, gate_buffer);
+    const InputRow x_row = MakeRow(p.space, p.x, index), gate_row = MakeRow(p.space, p.gate, index);
     const OutputRow output_row = MakeRow(p.space, p.output, index);
+    for (const InputRow* row : {&x_row, &gate_row}) row->Prefetch({kAheadRows, 0});
+    output_row.Prefetch({kAheadRows, 0});
+    const Bf16Pair* x = x_row.Piece(0, kNormSize, x_buffer);
+    const Bf16Pair* gate = gate_row.Piece(0, kNormSize, gate_buffer);
     Bf16Pair* output = output_row.Piece(0, kNormSize, output_buffer);
     float squares[kPieceWords];
     for (int i = 0; i < kPieceWords; ++i) {
@@ -186,7 +190,6 @@ GATED_OPS_INLINE void Chunk(const BwdParams& p, int64_t begin, int64_t end, doub
       weight[1][i] = SecondOf(words[i]);
     }
   }
-  constexpr int kAheadRows = kPrefetchColumns / kNormSize;
   static_assert(kAheadRows <= kUnitRows, "the pointers of two units are known");
   RowPointers pointers[2 * kUnitRows];  // of row r at r % (2 * kUnitRows)
   const auto at = [&](int64_t r) -> const RowPointers& { return pointers[r % (2 * kUnitRows)]; };
