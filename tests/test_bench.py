@@ -163,8 +163,10 @@ def test_files_are_added_to(tmp_path):
     assert [(r["rows"], r["provider"], r.get("us")) for r in found] == [
         (8, "ours", 3.0), (8, "copy", 1.0), (9, "ours", 1.0), (9, "copy", None),
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="commit"):
-        records.File(path, {**head, "commit": "def"}, add=True)
+    file.add([records.timed(case, "FLA", 4.0, 2.0)])
+    file = records.File(path, {**head, "commit": "def"}, add=True)  # a peer is what it was, and this library is not
+    assert [(r["provider"], r["us"], r["commit"]) for r in file.records] == [("FLA", 4.0, "abc")]
+    assert file.head["commit"] == "def"
     with pytest.raises(ValueError, match="gpu"):
         file.describe(gpu="another GPU")
     records.File(path, head).add([])

@@ -50,7 +50,9 @@ def parse_arguments():
     parser.add_argument("--seconds", type=float, default=0.5, help="how long a CPU version is timed (default: %(default)s)")
     parser.add_argument("--rotate", type=float, help="MiB that the buffers move together, at least (default: 256, GPU 600)")
     parser.add_argument("--out", metavar="FILE", help="JSON; the picture goes beside it (default: build/bench/DEVICE.json)")
-    parser.add_argument("--add", action="store_true", help="measure what FILE, of the same source, lacks")
+    parser.add_argument(
+        "--add", action="store_true", help="measure what FILE lacks, and this library anew if FILE is of another commit"
+    )
     parser.add_argument("--commit", help="of the source, where git does not know it")
     parser.add_argument("--draw", metavar="FILE", help="measure nothing; draw the picture of this JSON")
     arguments = parser.parse_args()

@@ -12,12 +12,12 @@ constexpr int kNormSize = 128;
 // a GPU block takes at a time. Chunks are whole units and depend on `rows` alone: the sum's order is no GPU's affair.
 constexpr int kUnitRows = 16;
 constexpr int kFp32Rows = 16;
-// Measured on an H200 with its 132 multiprocessors. Up to 64 rows: one block, which needs no second launch to add chunks.
+// Measured on an H200 with its 132 multiprocessors. Up to 32 rows: one block, which needs no second launch to add chunks.
 // Few rows: two blocks on each. Many: three, and the rounds that are left over, a 32nd of them at least where there are 32,
 // in small chunks, which go to whoever is done first; that takes 4 % off at 524288 rows, as some multiprocessors are faster
 // than others.
 constexpr int64_t kManyRows = 81920;
-constexpr int kOneChunkUnits = 4;
+constexpr int kOneChunkUnits = 2;
 constexpr int kFewChunks = 264;
 constexpr int kMainChunks = 396;
 constexpr int kTailShare = 32, kTailUnits = 2, kMaxTailChunks = 396;

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _KEY = ("op", "rows", "columns", "layout", "provider", "fresh_outputs")
-_SAME = ("commit", "device", "cpu", "cpu_threads", "gpu")
+_SAME = ("device", "cpu", "cpu_threads", "gpu")
 
 
 def timed(case, provider, us, copy_us=None, **more):
@@ -41,6 +41,10 @@ def skipped(case, provider, reason):
 def copies_of(records):
     """{(op, rows, columns, layout, fresh_outputs): us} of the copies among the records."""
     return {tuple(r.get(k) for k in (*_KEY[:4], "fresh_outputs")): r["us"] for r in records if r["provider"] == "copy"}
+
+
+def _is_of_this_source(record):
+    return record["provider"].startswith(("ours", "copy")) or "bytes" not in record
 
 
 def _commit():
@@ -88,16 +92,20 @@ class File:
     Args:
         path (str or Path): the file.
         head (dict): of header().
-        add (bool): keep what the file has.
+        add (bool): keep what the file has; where that is of another commit, what others' code took, with that commit's name.
 
     Raises:
-        ValueError: that was measured on another machine or at another source. From describe() as well.
+        ValueError: that was measured on another machine. From describe() as well.
     """
 
     def __init__(self, path, head, add=False):
         self.path, self.head, self._records = Path(path), {}, {}
         if add and self.path.exists():
             self.head, old = load(path)
+            before = self.head["commit"]
+            if before != head["commit"]:
+                others = [record for record in old if not _is_of_this_source(record)]
+                old = [{"commit": before, **record} for record in others]
             self._records = {self._key(record): record for record in old}
         self.describe(**head)
 

@@ -68,7 +68,7 @@ def run(arguments, cases):
             yield
             progress.write(f"{name}: {time.perf_counter() - begin:.0f} s", sys.stderr)
 
-        if todo.eager_calls:  # before large tensors, after which Paddle's allocator takes longer
+        if todo.eager_calls:
             with phase(calls.OP):
                 add(calls.run(arguments.device))
         if on_gpu and any(todo.peers.values()):
