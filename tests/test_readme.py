@@ -1,4 +1,4 @@
-"""The README's Python snippets run as pasted, each in a process of its own."""
+"""The README's Python snippets run as pasted, each in a process of its own, and its figures are those of the results."""
 
 import os
 import re
@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-README = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "README.md")
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+README = os.path.join(ROOT, "README.md")
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+from bench import records, summary  # noqa: E402
 
 
 def snippets(text):
@@ -55,10 +58,19 @@ def test_a_training_step_is_shown_in(kind):
 
 
 def test_the_installs_are_those_of_the_results():
-    with open(os.path.join(os.path.dirname(README), "tools/results/install_matrix.md"), encoding="utf-8") as file:
+    with open(os.path.join(ROOT, "tools/results/install_matrix.md"), encoding="utf-8") as file:
         results = file.read()
     section = read().split("### Installs\n")[1].split("\n## ")[0]
     passed, date = re.search(r"^(\d+ of \d+ cells passed) on ([\d-]+)", section, re.MULTILINE).groups()
     assert results.startswith(f"# Installs, {date}\n\n{passed}, ")
     lines = [line for line in section.splitlines() if line.startswith("|")]
     assert len(lines) > 10 and set(lines) <= set(results.splitlines())
+
+
+@pytest.mark.parametrize("name", ["cpu", "h200"])
+def test_the_times_are_those_of_the_results(name):
+    # `python tools/bench.py --draw tools/results/NAME.json` prints these lines.
+    head, found = records.load(os.path.join(ROOT, "tools/results", f"{name}.json"))
+    lines = [line for line in summary.tables(head, found) if line.startswith("|")]
+    assert len(lines) > 10 and set(lines) <= set(read().splitlines())
+    assert f"at commit {head['commit'][:7]} ([all figures](tools/results/{name}.json))" in " ".join(read().split())

@@ -54,7 +54,7 @@ def parse_arguments():
         "--add", action="store_true", help="measure what FILE lacks, and this library anew if FILE is of another commit"
     )
     parser.add_argument("--commit", help="of the source, where git does not know it")
-    parser.add_argument("--draw", metavar="FILE", help="measure nothing; draw the picture of this JSON")
+    parser.add_argument("--draw", metavar="FILE", help="measure nothing; draw this JSON's picture and print README's tables")
     arguments = parser.parse_args()
     arguments.out = arguments.out or str(records.ROOT / "build" / "bench" / f"{arguments.device}.json")
     arguments.rotate = int(2**20 * (arguments.rotate or (600 if arguments.device == "gpu" else 256)))
@@ -70,9 +70,9 @@ def chosen_cases(arguments):
 def main():
     arguments = parse_arguments()
     if arguments.draw:
-        from bench import plots
+        from bench import plots, summary
 
-        return print(plots.draw(arguments.draw))
+        return print(*summary.tables(*records.load(arguments.draw)), plots.draw(arguments.draw), sep="\n")
     # Importing Paddle sets this to 1 where it is unset, and the CPU kernels follow it.
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     from bench import session
