@@ -70,7 +70,7 @@ nvcc() {
 
 clang_cuda() {
     local clang release
-    clang=$(for n in {21..16}; do type -P clang++-$n || true; done | head -n 1)
+    clang=$(for n in {21..16}; do type -P clang++-$n && break; done || true)
     [ -n "$clang" ] || { echo "skipped: there is no clang 16 or newer for PyPI's CUDA 11.8 and 12"; return; }
     for release in 11.8 12.{0..6} 12.8 12.9; do
         toolkit nvidia-{cuda-nvcc,cuda-runtime}-cu"${release%.*}==$release.*"
