@@ -43,6 +43,14 @@ def array_of(tensor):
     return None if tensor is None else testing.array_of(tensor)
 
 
+def places_of(shape, strides):
+    """Where each element of a view lies, counted in elements from its first one: an int64 array of the view's shape."""
+    places = np.zeros((), np.int64)
+    for size, stride in zip(shape, strides):
+        places = np.add.outer(places, np.arange(size, dtype=np.int64) * stride)
+    return places
+
+
 def tensors_of(inputs, place, views=None):
     """Tensors by name; those named in ``views`` as strided views of that kind."""
     views = views or {}

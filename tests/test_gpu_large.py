@@ -5,7 +5,17 @@ import paddle
 import pytest
 
 import paddle_gated_ops.incubate.nn.functional as F
-from calls import RMSNORM_INPUTS, SWIGLU_INPUTS, array_of, assert_same_bits, run_rmsnorm, run_swiglu, tensor_of, tensors_of
+from calls import (
+    RMSNORM_INPUTS,
+    SWIGLU_INPUTS,
+    array_of,
+    assert_same_bits,
+    places_of,
+    run_rmsnorm,
+    run_swiglu,
+    tensor_of,
+    tensors_of,
+)
 from cuda_runtime import GPU, RMSNORM_OUTPUTS, SWIGLU_OUTPUTS, as_poison, much_memory, named
 from paddle_gated_ops import testing
 from paddle_gated_ops.testing import reference
@@ -125,6 +135,20 @@ def test_rmsnorm_past_2_to_the_31_elements(cuda, rows):
 FAR = 2**31 + 24
 
 
+def far_view(cuda, array, strides):
+    """A view of these element strides, in memory of its own, that holds the array; and a function that reads it."""
+    places = [int(place) for place in places_of(array.shape, strides).ravel()]
+    base = paddle.empty([max(places) + 1], "float32" if array.dtype == np.float32 else "bfloat16")
+    for place, value in zip(places, array.ravel()):
+        cuda.upload(base, value, place)
+
+    def read():
+        found = [cuda.download(base, place, 1, array.dtype)[0] for place in places]
+        return np.array(found, array.dtype).reshape(array.shape)
+
+    return paddle.as_strided(base, list(array.shape), strides), read
+
+
 @pytest.mark.parametrize("name", [*RMSNORM_INPUTS[:3], "grad_x", "grad_z"])
 @pytest.mark.parametrize("strides", [[FAR, 1], [1, 2**25 + 8]])
 def test_rmsnorm_tensor_with_strides_past_32_bits(cuda, name, strides):
@@ -133,19 +157,15 @@ def test_rmsnorm_tensor_with_strides_past_32_bits(cuda, name, strides):
     tensors = tensors_of(inputs, GPU)
     array = inputs.get(name, as_poison(inputs["x"]))
     with much_memory():
-        base = paddle.empty([strides[0] + 127 * strides[1] + 1], "bfloat16")
-        places = [r * strides[0] + c * strides[1] for r in range(2) for c in range(128)]
-        for place, value in zip(places, array.ravel()):
-            cuda.upload(base, value, place)
-        tensors[name] = paddle.as_strided(base, [2, 128], strides)
+        tensors[name], read = far_view(cuda, array, strides)
         outputs = F.cake_rmsnorm_silu_gate_train_backward(**tensors)
-        found = np.array([cuda.download(base, place, 1, np.uint16)[0] for place in places]).reshape(2, 128)
+        found = read()
         if name in inputs:
             np.testing.assert_array_equal(found, array)
             assert_same_bits(named(RMSNORM_OUTPUTS, outputs), expected)
         else:
             np.testing.assert_array_equal(found, expected[name])
-        del base, tensors, outputs
+        del read, tensors, outputs
 
 
 # Rows far apart; or columns, which takes the last ones of o1 and do1 past 2^32.
@@ -159,18 +179,10 @@ def test_swiglu_tensor_with_strides_past_32_bits(cuda, name, strides):
     expected = run_swiglu(inputs, GPU)
     tensors = tensors_of(inputs, GPU)
     array = inputs[name] if name in inputs else as_poison(expected[name])
-    places = np.zeros((), np.int64)
-    for size, stride in zip(array.shape, strides):
-        places = np.add.outer(places, np.arange(size, dtype=np.int64) * stride)
-    places = [int(place) for place in places.ravel()]
     with much_memory():
-        base = paddle.empty([max(places) + 1], "float32" if array.dtype == np.float32 else "bfloat16")
-        for place, value in zip(places, array.ravel()):
-            cuda.upload(base, value, place)
-        tensors[name] = paddle.as_strided(base, list(array.shape), strides)
+        tensors[name], read = far_view(cuda, array, strides)
         outputs = dict(zip(SWIGLU_OUTPUTS, F.fused_swiglu_weighted_bwd_out(**tensors)))
         got = {output: array_of(tensor) for output, tensor in outputs.items() if output != name}
-        found = np.array([cuda.download(base, place, 1, array.dtype)[0] for place in places], array.dtype)
-        got[name] = found.reshape(array.shape)
+        got[name] = read()
         assert_same_bits(got, {**expected, name: expected.get(name, array)})
-        del base, tensors, outputs
+        del read, tensors, outputs

@@ -12,6 +12,7 @@ from calls import (
     SWIGLU_INPUTS,
     array_of,
     assert_same_bits,
+    places_of,
     run_rmsnorm,
     run_swiglu,
     tensor_of,
@@ -239,10 +240,7 @@ FAR = 2**31 + 24
 
 def far_view(array, strides):
     """A CPU view of these element strides, in memory of its own, that holds the array; and a function that reads it."""
-    steps = [range(0, size * stride, stride) for size, stride in zip(array.shape, strides)]
-    offsets = np.zeros((), np.int64)
-    for step in steps:
-        offsets = np.add.outer(offsets, np.array(step, np.int64))
+    offsets = places_of(array.shape, strides)
     dtype = "bfloat16" if array.dtype == np.uint16 else "float32"
     base = paddle.empty([int(offsets.max()) + 1], dtype)
     element = ctypes.c_uint16 if array.dtype == np.uint16 else ctypes.c_uint32

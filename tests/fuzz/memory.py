@@ -7,6 +7,7 @@ import numpy as np
 import paddle
 from hypothesis import strategies as st
 
+from calls import places_of
 from paddle_gated_ops.testing import to_bf16_bits
 
 ARRAY_DTYPES = {"bfloat16": np.uint16, "float32": np.float32}
@@ -25,10 +26,7 @@ class View(NamedTuple):
 
     def elements(self):
         """Where each element lies in its buffer: an int64 array of the view's shape."""
-        places = np.full(self.shape, self.offset, np.int64)
-        for d, (size, stride) in enumerate(zip(self.shape, self.strides)):
-            places += (np.arange(size) * stride).reshape([-1 if i == d else 1 for i in range(len(self.shape))])
-        return places
+        return self.offset + places_of(self.shape, self.strides)
 
     def overlaps(self, other):
         return self.memory == other.memory and bool(np.intersect1d(self.elements(), other.elements()).size)
