@@ -53,7 +53,7 @@ def time_kernels(cases, describe):
                 describe(answer)
                 continue
             if answer["op"] == "empty kernel":
-                before = [records.without_traffic("launch", 0, 0, "an empty kernel", answer["us"])]
+                before = [records.without_traffic(records.LAUNCH, 0, 0, "an empty kernel", answer["us"])]
             case = wanted.get((answer["op"], answer["rows"], answer["columns"]))
             if case is not None:
                 copy = records.timed(case, "copy", answer["copy_us"])

@@ -54,7 +54,7 @@ def draw(path):
     series = _series(found)
     if not series:
         return None
-    launches = [r["us"] for r in found if r["op"] == "launch"]
+    launches = [r["us"] for r in found if r["op"] == records.LAUNCH]
     figure, axes = pyplot.subplots(len(series), 2, figsize=(12, 3.4 * len(series)), squeeze=False, layout="constrained")
     for (rate, time), (op, (columns, by_name)) in zip(axes, series.items()):
         for name, of_name in by_name.items():

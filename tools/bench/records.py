@@ -3,7 +3,7 @@
 A record is a dict: the case's op, rows, columns and layout; provider; and either skipped (str: why) or us (the median time
 of a call in microseconds), bytes (the least it has to move), GB/s, copy_us (a copy of as many bytes, in the same run) and
 of_copy (that over us). On a CPU fresh_outputs says whether the call allocates its outputs, and what the copy copies into;
-others_cores is how many cores other programs kept busy meanwhile.
+others_cores is how many cores other programs kept busy meanwhile. commit stands there if it is not the header's.
 """
 
 import datetime
@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _KEY = ("op", "rows", "columns", "layout", "provider", "fresh_outputs")
+EAGER_CALL, LAUNCH = "eager call", "launch"  # what without_traffic() is of
 _SAME = ("device", "cpu", "cpu_threads", "gpu")
 
 
@@ -44,6 +45,7 @@ def copies_of(records):
 
 
 def _is_of_this_source(record):
+    """Rather than of others' code. Launches and calls are measured anew with it, and what was skipped is tried again."""
     return record["provider"].startswith(("ours", "copy")) or "bytes" not in record
 
 

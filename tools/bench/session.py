@@ -31,7 +31,7 @@ class _ToDo:
             for module, peer in PEERS.items()
             if module in arguments.peers
         }
-        self.eager_calls = arguments.calls and not any(record["op"] == calls.OP for record in file.records)
+        self.eager_calls = arguments.calls and not any(record["op"] == records.EAGER_CALL for record in file.records)
 
     @property
     def total(self):
@@ -69,7 +69,7 @@ def run(arguments, cases):
             progress.write(f"{name}: {time.perf_counter() - begin:.0f} s", sys.stderr)
 
         if todo.eager_calls:
-            with phase(calls.OP):
+            with phase(records.EAGER_CALL):
                 add(calls.run(arguments.device))
         if on_gpu and any(todo.peers.values()):
             with phase("peers compile"):
