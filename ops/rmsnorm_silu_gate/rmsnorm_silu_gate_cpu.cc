@@ -93,11 +93,11 @@ __attribute__((noinline)) void FindRows(const BwdParams& p, int64_t unit, RowPoi
 }
 
 GATED_OPS_INLINE void PrefetchRow(const BwdParams& p, const RowPointers& at) {
-  if (p.x.column_stride == 1) PrefetchPiece(at.x);
-  if (p.output_grad.column_stride == 1) PrefetchPiece(at.output_grad);
-  if (p.gate.column_stride == 1) PrefetchPiece(at.gate);
-  if (at.x_grad != nullptr && p.x_grad.column_stride == 1) PrefetchPiece(at.x_grad);
-  if (at.gate_grad != nullptr && p.gate_grad.column_stride == 1) PrefetchPiece(at.gate_grad);
+  InputRow{at.x, p.x.column_stride}.Prefetch({0, 0});
+  InputRow{at.output_grad, p.output_grad.column_stride}.Prefetch({0, 0});
+  InputRow{at.gate, p.gate.column_stride}.Prefetch({0, 0});
+  OutputRow{at.x_grad, p.x_grad.column_stride}.Prefetch({0, 0});
+  OutputRow{at.gate_grad, p.gate_grad.column_stride}.Prefetch({0, 0});
 }
 
 // The gradients of a row, in three steps: the sums over a row, which are long chains of operations, are begun by one step
