@@ -30,7 +30,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("check_tensor", &paddle_gated_ops::CheckTensorArgument);
   m.def("set_num_threads", &paddle_gated_ops::SetNumThreads);
   m.def("get_num_threads", &paddle_gated_ops::NumThreads);
-  m.def("cpu_path", [] { return paddle_gated_ops::CpuIsaName(paddle_gated_ops::CpuIsa()); });
+  m.def("cpu_path", [] { return paddle_gated_ops::kCpuIsaNames[paddle_gated_ops::CpuIsa()]; });
 #ifdef PADDLE_GATED_OPS_WITH_CUDA
   m.attr("with_cuda") = true;
 #else

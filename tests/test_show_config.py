@@ -7,7 +7,7 @@ import pytest
 import paddle_gated_ops
 from calls import run_python
 
-LEVELS = ["baseline", "avx2", "avx512"]
+LEVELS = ["baseline", "avx2", "avx512", "avx512_bf16"]
 
 
 def test_it_prints_what_it_returns(capsys):

@@ -1,7 +1,8 @@
 // One loop, compiled for each x86 vector unit, chosen at run time. Stands alone: no Paddle.
 //
-// Write the loop as an always-inline function template, wrap it three times with GATED_OPS_TARGET_*, and pick with
-// CpuIsa(). The results are the same bits on each: no contraction, and sums have an order of their own.
+// Write the loop as an always-inline function template of the level, wrap it with each GATED_OPS_TARGET_*, and pick with
+// CpuIsa(). Sums have an order of their own, and nothing is contracted but what MulAdd asks for: all levels that have FMA
+// give the same bits.
 #pragma once
 
 #include <cstdlib>
@@ -9,40 +10,71 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define GATED_OPS_X86 1
-#define GATED_OPS_TARGET_AVX2 __attribute__((target("avx2")))
+#define GATED_OPS_AVX512_FEATURES "fma,avx512f,avx512bw,avx512dq,avx512vl"
 #ifdef __clang__
-#define GATED_OPS_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"), min_vector_width(512)))
+#define GATED_OPS_TARGET_512(features) __attribute__((target(features), min_vector_width(512)))
+#define GATED_OPS_AVX512_BF16 (__clang_major__ >= 9)
 #else
-#define GATED_OPS_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#define GATED_OPS_TARGET_512(features) __attribute__((target(features ",prefer-vector-width=512")))
+#define GATED_OPS_AVX512_BF16 (__GNUC__ >= 10)
 #endif
+#define GATED_OPS_TARGET_AVX2 __attribute__((target("avx2,fma")))
+#define GATED_OPS_TARGET_AVX512 GATED_OPS_TARGET_512(GATED_OPS_AVX512_FEATURES)
 #else
 #define GATED_OPS_X86 0
+#define GATED_OPS_AVX512_BF16 0
 #define GATED_OPS_TARGET_AVX2
 #define GATED_OPS_TARGET_AVX512
 #endif
 
+#if GATED_OPS_AVX512_BF16
+#define GATED_OPS_TARGET_AVX512_BF16 GATED_OPS_TARGET_512(GATED_OPS_AVX512_FEATURES ",avx512bf16")
+#else
+#define GATED_OPS_TARGET_AVX512_BF16 GATED_OPS_TARGET_AVX512
+#endif
+
 namespace paddle_gated_ops {
 
-enum CpuIsaLevel { kBaseline = 0, kAvx2 = 1, kAvx512 = 2, kNumCpuIsaLevels = 3 };
+enum CpuIsaLevel { kBaseline = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3, kNumCpuIsaLevels = 4 };
 
-inline CpuIsaLevel DetectCpuIsa() {
+constexpr const char* kCpuIsaNames[kNumCpuIsaLevels] = {"baseline", "avx2", "avx512", "avx512_bf16"};
+
+// Whether MulAdd rounds once. In baseline code of x86-64 that would be a call of the C library for each number.
+constexpr bool HasFma(CpuIsaLevel level) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return true;
+#else
+  return level != kBaseline;
+#endif
+}
+
+inline CpuIsaLevel BestCpuIsa() {
 #if GATED_OPS_X86
   __builtin_cpu_init();
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const CpuIsaLevel best = avx512 ? kAvx512 : __builtin_cpu_supports("avx2") ? kAvx2 : kBaseline;
-  // GATED_OPS_CPU_ISA lowers the choice, for tests and measurements; it never raises it.
-  const char* wanted = std::getenv("GATED_OPS_CPU_ISA");
-  if (wanted != nullptr && std::strcmp(wanted, "baseline") == 0) return kBaseline;
-  if (wanted != nullptr && std::strcmp(wanted, "avx2") == 0 && best > kAvx2) return kAvx2;
-  return best;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return kBaseline;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") ||
+      !__builtin_cpu_supports("avx512vl")) {
+    return kAvx2;
+  }
+#if GATED_OPS_AVX512_BF16
+  if (__builtin_cpu_supports("avx512bf16")) return kAvx512Bf16;
+#endif
+  return kAvx512;
 #else
   return kBaseline;
 #endif
 }
 
 inline CpuIsaLevel CpuIsa() {
-  static const CpuIsaLevel level = DetectCpuIsa();
+  static const CpuIsaLevel level = [] {
+    const CpuIsaLevel best = BestCpuIsa();
+    // GATED_OPS_CPU_ISA lowers the choice, for tests and measurements; it never raises it.
+    const char* wanted = std::getenv("GATED_OPS_CPU_ISA");
+    for (int lower = kBaseline; wanted != nullptr && lower < best; ++lower) {
+      if (std::strcmp(wanted, kCpuIsaNames[lower]) == 0) return CpuIsaLevel(lower);
+    }
+    return best;
+  }();
   return level;
 }
 
@@ -57,11 +89,6 @@ inline bool StreamsPay() {
 #else
   return false;
 #endif
-}
-
-inline const char* CpuIsaName(CpuIsaLevel level) {
-  const char* const names[kNumCpuIsaLevels] = {"baseline", "avx2", "avx512"};
-  return names[level];
 }
 
 }  // namespace paddle_gated_ops

@@ -108,7 +108,7 @@ GATED_OPS_INLINE void StoreWeightGrad(const RmsNormSiluGateBwdParams& p, int col
     p.weight_grad_bf16[at] = DoubleToBf16(before + sum);
   } else {
     const double before = p.accumulate_weight_grad ? double(p.weight_grad_fp32[at]) : 0.0;
-    p.weight_grad_fp32[at] = float(before + sum);
+    p.weight_grad_fp32[at] = DoubleToFloat(before + sum);
   }
 }
 

@@ -147,9 +147,9 @@ __global__ void __launch_bounds__(kBlockThreads, MinBlocks(kAccess, kOneDim))
       n[i] = x[i] * rstd;
       const GatedNormTerms terms = GatedNormBackward(output_grad[i], n[i], gate[i], weight[i]);
       weighted[i] = terms.weighted;
-      projection[i] = terms.projection;
+      projection[i] = terms.weighted * n[i];
       gate_grad[i] = terms.gate_grad;
-      if (kWeightGrad && active) weight_terms[i] += terms.weight_term;
+      if (kWeightGrad && active) weight_terms[i] += terms.gated * n[i];
     }
     const float mean_projection = GroupSum(TreeSum8(projection), kLanes) * (1.0f / kNormSize);
     float x_grad[8];

@@ -18,20 +18,18 @@ GATED_OPS_INLINE float GatedNormForward(float n, float gate, float weight) {
 
 // What one element gives before its row's second sum is known.
 struct GatedNormTerms {
-  float weighted;     // c = a * w with a = dy * silu(z): the gradient of the normalized x
-  float projection;   // c * n: its sum over the row takes the gradient off the direction of x
-  float gate_grad;    // d loss / d z
-  float weight_term;  // a * n: this row's share of d loss / d weight
+  float gated;      // a = dy * silu(z); a * n is this row's share of d loss / d weight
+  float weighted;   // c = a * w: the gradient of n; the sum of c * n over the row takes it off the direction of x
+  float gate_grad;  // d loss / d z
 };
 
+template <bool kFma = false>
 GATED_OPS_INLINE GatedNormTerms GatedNormBackward(float output_grad, float n, float gate, float weight, float gate_sigmoid) {
   const float s = gate_sigmoid;
-  const float a = (s * gate) * output_grad;
   GatedNormTerms terms;
-  terms.weighted = a * weight;
-  terms.projection = terms.weighted * n;
-  terms.gate_grad = ((SiluDerivative(gate, s) * output_grad) * n) * weight;
-  terms.weight_term = a * n;
+  terms.gated = (s * gate) * output_grad;
+  terms.weighted = terms.gated * weight;
+  terms.gate_grad = ((SiluDerivative<kFma>(gate, s) * output_grad) * n) * weight;
   return terms;
 }
 GATED_OPS_INLINE GatedNormTerms GatedNormBackward(float output_grad, float n, float gate, float weight) {
@@ -39,8 +37,9 @@ GATED_OPS_INLINE GatedNormTerms GatedNormBackward(float output_grad, float n, fl
 }
 
 // d loss / d x. Never with rstd^3, which leaves FP32's range long before the result does.
+template <bool kFma = false>
 GATED_OPS_INLINE float GatedNormInputGrad(float weighted, float n, float mean_projection, float rstd) {
-  return rstd * (weighted - n * mean_projection);
+  return rstd * MulAdd<kFma>(-n, mean_projection, weighted);
 }
 
 }  // namespace paddle_gated_ops

@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, MinBlocks(kAccess, kOneDim, kC
                                thread.active, loading, body);
   if (p.probs_grad.data == nullptr) return;
   const double total = sum.Total();
-  if (thread.active && threadIdx.x == 0) *thread.Pointer(p.probs_grad) = float(total);
+  if (thread.active && threadIdx.x == 0) *thread.Pointer(p.probs_grad) = DoubleToFloat(total);
 }
 
 // How many warps a row has, of `rounds` that one warp would take. Results do not depend on it; these are the fastest on an

@@ -34,14 +34,14 @@ struct SwigluWeightedGrads {
   float probs_term;  // this element's share of d loss / d prob
 };
 
-template <bool kClamp>
+template <bool kClamp, bool kFma = false>
 GATED_OPS_INLINE SwigluWeightedGrads SwigluWeightedBackward(float gate, float up, float output_grad, float prob, float clamp,
                                                             float gate_sigmoid) {
   const float g = ClampGate<kClamp>(gate, clamp), u = ClampUp<kClamp>(up, clamp);
   const float s = gate_sigmoid;
   const float silu = s * g;
   const float weighted_silu = silu * prob;
-  const float gate_grad = ((SiluDerivative(g, s) * prob) * output_grad) * u;
+  const float gate_grad = ((SiluDerivative<kFma>(g, s) * prob) * output_grad) * u;
   const float up_grad = weighted_silu * output_grad;
   SwigluWeightedGrads grads;
   // Nothing passes beyond the clamp; at equality all does.
