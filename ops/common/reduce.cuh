@@ -12,14 +12,6 @@ __device__ __forceinline__ T GroupSum(T value, int width) {
   return value;
 }
 
-// The same over a whole warp.
-template <typename T>
-__device__ __forceinline__ T WarpSum(T value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(kFullWarp, value, offset);
-  return value;
-}
-
 // A tree over eight numbers of one thread.
 template <typename T>
 __device__ __forceinline__ T TreeSum8(const T (&v)[8]) {

@@ -156,7 +156,7 @@ class RowSum {
   __device__ __forceinline__ void Settle() {
     if (!waiting_) return;
     waiting_ = false;
-    const double tree = blockDim.x < 32 ? GroupSum(double(eight_), blockDim.x) : WarpSum(double(eight_));
+    const double tree = blockDim.x < 32 ? GroupSum(double(eight_), blockDim.x) : GroupSum(double(eight_), 32);
     if (blockDim.x <= 32) {
       sum_ += tree;
       return;
