@@ -190,7 +190,8 @@ struct OutputPiece {
 #if GATED_OPS_AVX512_BF16
 // Rounds a piece with the instruction that there is for it, to the bits of PairOf. The instruction keeps what NaN there is,
 // and makes 0 of what is below 2^-126: a piece with such a number is left to PairOf. Zeros among the results say that it may
-// have one.
+// have one. They are looked for after the permutation: clang 19 compares BF16 numbers that come straight from the
+// instruction one by one, at a twelfth of the speed.
 GATED_OPS_TARGET_AVX512_BF16 inline void RoundPiece(const PieceFloats& floats, Bf16Pair* words, bool stream) {
   constexpr int kVectors = kPieceWords / 16, kSubnormal = 0x20;
   const __m512i magnitude = _mm512_set1_epi16(0x7fff);
@@ -204,9 +205,8 @@ GATED_OPS_TARGET_AVX512_BF16 inline void RoundPiece(const PieceFloats& floats, B
     first[i] = _mm512_load_ps(floats[0] + 16 * i);
     second[i] = _mm512_load_ps(floats[1] + 16 * i);
     ordered = _mm512_mask_cmp_ps_mask(ordered, first[i], second[i], _CMP_ORD_Q);
-    rounded[i] = (__m512i)_mm512_cvtne2ps_pbh(second[i], first[i]);
+    rounded[i] = _mm512_permutexvar_epi16(neighbours, (__m512i)_mm512_cvtne2ps_pbh(second[i], first[i]));
     nonzero = _mm512_mask_test_epi16_mask(nonzero, rounded[i], magnitude);
-    rounded[i] = _mm512_permutexvar_epi16(neighbours, rounded[i]);
   }
   if (ordered != 0xffff || nonzero != 0xffffffff) {
     __mmask16 subnormal = 0;
