@@ -33,8 +33,8 @@ CXX_SOURCES = files("ops/module.cc", "ops/common/*.cc", "ops/*/*_op.cc", "ops/*/
 CUDA_SOURCES = files("ops/*/*_cuda.cu")
 HEADERS = files("ops/**/*.h", "ops/**/*.cuh")
 
-# One formula gives the same bits in each loop it is inlined into: no contraction to FMA, and nothing of fast-math, whatever
-# CXXFLAGS asks for.
+# One formula gives the same bits in each loop it is inlined into: nothing becomes FMA but what asks for it (MulAdd in
+# ops/common/numerics.h), and there is nothing of fast-math, whatever CXXFLAGS asks for.
 CXX_FLAGS = ["-fno-fast-math", "-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 # Fast-math at link time, from LDFLAGS or CXX, would add start-up code that rounds subnormals to zero in the whole process.
 NO_FAST_MATH_AT_LINK = ["-O3", "-fno-fast-math", "-fno-unsafe-math-optimizations"]

@@ -13,7 +13,7 @@
 #define GATED_OPS_AVX512_FEATURES "fma,avx512f,avx512bw,avx512dq,avx512vl"
 #ifdef __clang__
 #define GATED_OPS_TARGET_512(features) __attribute__((target(features), min_vector_width(512)))
-#define GATED_OPS_AVX512_BF16 (__clang_major__ >= 9)
+#define GATED_OPS_AVX512_BF16 (__clang_major__ >= 10)
 #else
 #define GATED_OPS_TARGET_512(features) __attribute__((target(features ",prefer-vector-width=512")))
 #define GATED_OPS_AVX512_BF16 (__GNUC__ >= 10)
@@ -39,8 +39,9 @@ enum CpuIsaLevel { kBaseline = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3, kNumC
 
 constexpr const char* kCpuIsaNames[kNumCpuIsaLevels] = {"baseline", "avx2", "avx512", "avx512_bf16"};
 
-// Whether MulAdd rounds once. In baseline code of x86-64 that would be a call of the C library for each number.
-constexpr bool HasFma(CpuIsaLevel level) {
+// Whether MulAdd rounds once. In baseline code of x86-64 that would be a call of the C library for each number, unless the
+// compiler is told of more (-march).
+constexpr bool HasFma([[maybe_unused]] CpuIsaLevel level) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   return true;
 #else

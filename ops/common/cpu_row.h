@@ -55,7 +55,7 @@ GATED_OPS_INLINE uint32_t PairOf(float first, float second) {
 // Floats of a piece: [0] of each word's first column, [1] of its second.
 using PieceFloats = float[2][kPieceWords];
 
-// Memory for a piece whose columns do not lie side by side, or that is streamed.
+// Memory for a piece whose columns do not lie side by side, or that OutputPiece streams.
 struct alignas(64) PieceBuffer {
   Bf16 columns[kPieceColumns];
   GATED_OPS_INLINE Bf16& operator[](int i) { return columns[i]; }
@@ -149,7 +149,7 @@ struct OutputRow {
         stream(may_stream && data != nullptr && column_stride == 1 && reinterpret_cast<uintptr_t>(data) % 64 == 0),
         row_stride(next_row) {}
 
-  GATED_OPS_INLINE bool InPlace(int count) const { return row != nullptr && stride == 1 && count == kPieceColumns; }
+  GATED_OPS_INLINE bool IsWholePiece(int count) const { return row != nullptr && stride == 1 && count == kPieceColumns; }
   GATED_OPS_INLINE void Scatter(int64_t begin, int count, const PieceBuffer& from) const {
     if (row == nullptr) return;
     for (int i = 0; i < count; ++i) row[(begin + i) * stride] = from[i];
@@ -175,11 +175,11 @@ struct OutputPiece {
         begin(from),
         count(columns),
         buffer(scratch),
-        words(reinterpret_cast<Bf16Pair*>(row.InPlace(count) && !row.stream ? row.row + begin : buffer.columns)) {}
+        words(reinterpret_cast<Bf16Pair*>(row.IsWholePiece(count) && !row.stream ? row.row + begin : buffer.columns)) {}
 
   GATED_OPS_INLINE void Put(int i, float first, float second) const { words[i] = PairOf(first, second); }
   GATED_OPS_INLINE void Finish() const {
-    if (!row.InPlace(count)) {
+    if (!row.IsWholePiece(count)) {
       row.Scatter(begin, count, buffer);
     } else if (row.stream) {
       StreamPiece(row.row + begin, buffer);
@@ -245,9 +245,9 @@ struct OutputPiece<kAvx512Bf16> {
     floats[1][i] = second;
   }
   GATED_OPS_INLINE void Finish() {
-    const bool in_place = row.InPlace(count);
-    RoundPiece(floats, reinterpret_cast<Bf16Pair*>(in_place ? row.row + begin : buffer.columns), in_place && row.stream);
-    if (!in_place) row.Scatter(begin, count, buffer);
+    const bool whole = row.IsWholePiece(count);
+    RoundPiece(floats, reinterpret_cast<Bf16Pair*>(whole ? row.row + begin : buffer.columns), whole && row.stream);
+    if (!whole) row.Scatter(begin, count, buffer);
   }
 };
 #endif

@@ -1,8 +1,8 @@
 // BF16 and the sigmoid, for host and device. Stands alone: no Paddle, no CUDA headers.
 //
 // Everything is written in plain +, * and / and MulAdd, and the build forbids contraction (-ffp-contract=off, -fmad=false):
-// a formula then gives the same bits in every loop it is inlined into, whatever the vector width, the alignment of the
-// data or the path that a kernel takes.
+// a formula then gives the same bits in every loop it is inlined into with the same kFma, whatever the vector width, the
+// alignment of the data or the path that a kernel takes.
 #pragma once
 
 #include <cmath>

@@ -18,7 +18,8 @@ def show_config() -> dict[str, str]:
 
     The CPU path is the best vector unit of the machine that there is code for, 'avx512_bf16', 'avx512', 'avx2' or
     'baseline'; the environment variable GATED_OPS_CPU_ISA=avx512, =avx2 or =baseline lowers it. The results are the same
-    bits on each but 'baseline', which has no fused multiply-add; all are within the same bounds.
+    bits on each but 'baseline', which has no fused multiply-add unless the compiler was told of it; all are within the same
+    bounds.
 
     Returns:
         dict[str, str]: what is printed, a line an entry.
