@@ -132,7 +132,7 @@ def check_large_calls(times):
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512_bf16"])
 def test_a_large_call_has_the_bits_of_a_small_one(isa):
-    # From 256 MiB of traffic on, outputs may be written past the caches: these are 770 and 466 MB, the forwards 383 and 280.
+    # From 128 MiB of traffic on, outputs may be written past the caches: these are 770 and 466 MB, the forwards 383 and 280.
     run_python("from test_repeatable import check_large_calls; check_large_calls(26)", GATED_OPS_CPU_ISA=isa)
 
 

@@ -115,7 +115,7 @@ struct InputRow {
 };
 
 // From this traffic on, outputs go past the caches: more than most machines' hold, so nobody would find them there.
-constexpr int64_t kStreamBytes = int64_t(256) << 20;
+constexpr int64_t kStreamBytes = int64_t(128) << 20;
 inline bool StreamOutputs(int64_t bytes) { return bytes >= kStreamBytes && StreamsPay(); }
 
 // Writes a piece past the caches; no line is read to be overwritten. `to` begins a line.
