@@ -61,6 +61,7 @@ GATED_OPS_INLINE int64_t ChunkBegin(int64_t units, int chunks, int chunk) {
 
 struct RmsNormSiluGateFwdParams {
   float eps;
+  bool fresh_output;  // its memory is new and has never been written
   // Inputs
   RowView<const Bf16> x;     // [rows, 128]
   RowView<const Bf16> gate;  // [rows, 128], z
@@ -73,6 +74,7 @@ struct RmsNormSiluGateFwdParams {
 
 struct RmsNormSiluGateBwdParams {
   float eps;
+  bool fresh_outputs;  // as above, of grad_x or grad_z
   // Inputs
   RowView<const Bf16> output_grad;  // [rows, 128], grad_out
   RowView<const Bf16> x;            // [rows, 128]

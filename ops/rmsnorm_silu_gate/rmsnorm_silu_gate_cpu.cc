@@ -272,7 +272,7 @@ constexpr void (*kChunk[kNumCpuIsaLevels])(const BwdParams&, bool, int64_t, int6
 void LaunchRmsNormSiluGateFwdCpu(const RmsNormSiluGateFwdParams& p) {
   const int64_t tasks = (p.space.rows + kForwardTaskRows - 1) / kForwardTaskRows;
   const int64_t bytes = p.space.rows * kNormSize * 6;
-  const bool stream = StreamOutputs(bytes);
+  const bool stream = StreamOutputs(bytes, p.fresh_output);
   const auto run = kForward[CpuIsa()];
   ParallelFor(tasks, bytes, [&](int64_t task) {
     const int64_t begin = task * kForwardTaskRows;
@@ -285,7 +285,7 @@ void LaunchRmsNormSiluGateBwdCpu(const RmsNormSiluGateBwdParams& p) {
   const int64_t units = UnitCount(p.space.rows);
   const int chunks = ChunkCount(p.space.rows);
   const int64_t bytes = p.space.rows * kNormSize * 10;
-  const bool weight_grad = p.chunk_sums != nullptr, stream = StreamOutputs(bytes);
+  const bool weight_grad = p.chunk_sums != nullptr, stream = StreamOutputs(bytes, p.fresh_outputs);
   const auto run = kChunk[CpuIsa()];
   ParallelFor(chunks, bytes, [&](int64_t chunk) {
     run(p, stream, ChunkBegin(units, chunks, int(chunk)), ChunkBegin(units, chunks, int(chunk) + 1),

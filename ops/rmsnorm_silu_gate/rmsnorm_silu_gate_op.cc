@@ -68,12 +68,14 @@ FwdInputs ReadInputs(const Tensor& x, const Tensor& z, const Tensor& weight, pad
 }
 
 void Forward(const char* function, const FwdInputs& in, double eps, const phi::Place& place, Tensor* out) {
-  if (!out->defined()) *out = AllocateOutput(in.x.shape, kBf16, place);
+  const bool fresh = !out->defined();
+  if (fresh) *out = AllocateOutput(in.x.shape, kBf16, place);
   if (in.x.shape.numel() == 0) return;
   const Argument output = ReadTensor("out", *out);
 
   RmsNormSiluGateFwdParams params = {};
   params.eps = float(eps);
+  params.fresh_output = fresh;
   params.space = MergeLeadingDims(in.x.shape.rank - 1, in.x.shape.at, {in.x.strides.at, in.z.strides.at, output.strides.at},
                                   params.x, params.gate, params.output);
   SetView(in.x, &params.x);
@@ -105,10 +107,12 @@ struct Outputs {
 
 void Backward(const char* function, const BwdInputs& in, double eps, const phi::Place& place, Outputs* out) {
   const auto allocate = [&](bool wanted, const Argument& like, Tensor* tensor) {
-    if (wanted && !tensor->defined()) *tensor = AllocateOutput(like.shape, kBf16, place);
+    const bool fresh = wanted && !tensor->defined();
+    if (fresh) *tensor = AllocateOutput(like.shape, kBf16, place);
+    return fresh;
   };
-  allocate(out->want_grad_x, in.x, &out->grad_x);
-  allocate(out->want_grad_z, in.x, &out->grad_z);
+  const bool fresh_grad_x = allocate(out->want_grad_x, in.x, &out->grad_x);
+  const bool fresh_grad_z = allocate(out->want_grad_z, in.x, &out->grad_z);
   allocate(out->want_grad_weight, in.weight, &out->grad_weight);
   const Argument grad_x = ReadOutput("grad_x", out->want_grad_x, out->grad_x);
   const Argument grad_z = ReadOutput("grad_z", out->want_grad_z, out->grad_z);
@@ -121,6 +125,7 @@ void Backward(const char* function, const BwdInputs& in, double eps, const phi::
 
   RmsNormSiluGateBwdParams params = {};
   params.eps = float(eps);
+  params.fresh_outputs = fresh_grad_x || fresh_grad_z;
   params.space =
       MergeLeadingDims(in.x.shape.rank - 1, in.x.shape.at,
                        {in.grad_out.strides.at, in.x.strides.at, in.z.strides.at, grad_x.strides.at, grad_z.strides.at},

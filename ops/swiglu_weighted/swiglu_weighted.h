@@ -9,6 +9,7 @@ namespace paddle_gated_ops {
 struct SwigluWeightedFwdParams {
   int64_t intermediate_size;  // I
   float clamp;                // gate to at most this, up to at most this in magnitude; +Inf for none
+  bool fresh_output;          // its memory is new and has never been written
   // Inputs
   RowView<const Bf16> gate;    // [rows, I], o1's left half
   RowView<const Bf16> up;      // [rows, I], o1's right half
@@ -21,6 +22,7 @@ struct SwigluWeightedFwdParams {
 struct SwigluWeightedBwdParams {
   int64_t intermediate_size;
   float clamp;
+  bool fresh_outputs;  // as above, of do1 or o2_s
   // Inputs
   RowView<const Bf16> gate;
   RowView<const Bf16> up;

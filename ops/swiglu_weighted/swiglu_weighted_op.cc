@@ -104,6 +104,7 @@ Tensor Forward(const char* function, const Tensor& o1_tensor, const Tensor& prob
   SwigluWeightedFwdParams params = {};
   params.intermediate_size = shape.last();
   params.clamp = clamp;
+  params.fresh_output = true;
   params.space = MergeLeadingDims(o1.shape.rank - 1, o1.shape.at, {o1.strides.at, probs.strides.at, o2_s.strides.at},
                                   params.gate, params.probs, params.output);
   SetHalves(o1, shape.last(), &params.gate, &params.up);
@@ -134,11 +135,13 @@ struct Outputs {
 
 void Backward(const char* function, const Inputs& in, float clamp, const phi::Place& place, Outputs* out) {
   const auto allocate = [&](bool wanted, const Argument& like, Tensor* tensor) {
-    if (wanted && !tensor->defined()) *tensor = AllocateOutput(like.shape, like.dtype, place);
+    const bool fresh = wanted && !tensor->defined();
+    if (fresh) *tensor = AllocateOutput(like.shape, like.dtype, place);
+    return fresh;
   };
-  allocate(out->want_do1, in.o1, &out->do1);
+  const bool fresh_do1 = allocate(out->want_do1, in.o1, &out->do1);
   allocate(out->want_probs_grad, in.probs, &out->probs_grad);
-  allocate(out->want_o2_s, in.do2_s, &out->o2_s);
+  const bool fresh_o2_s = allocate(out->want_o2_s, in.do2_s, &out->o2_s);
   const Argument do1 = ReadOutput("do1", out->want_do1, out->do1);
   const Argument probs_grad = ReadOutput("probs_grad", out->want_probs_grad, out->probs_grad);
   const Argument o2_s = ReadOutput("o2_s", out->want_o2_s, out->o2_s);
@@ -151,6 +154,7 @@ void Backward(const char* function, const Inputs& in, float clamp, const phi::Pl
   const int64_t columns = in.do2_s.shape.last();
   params.intermediate_size = columns;
   params.clamp = clamp;
+  params.fresh_outputs = fresh_do1 || fresh_o2_s;
   params.space = MergeLeadingDims(
       in.o1.shape.rank - 1, in.o1.shape.at,
       {in.o1.strides.at, in.do2_s.strides.at, in.probs.strides.at, do1.strides.at, o2_s.strides.at, probs_grad.strides.at},
