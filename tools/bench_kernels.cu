@@ -190,7 +190,9 @@ void BenchSwiglu(int64_t rows, int64_t columns, int64_t offset = 0) {
   const double us = Time(sets, bytes, launch);
   const double forward_us = Time(sets, bytes / 2, [&](int i, cudaStream_t stream) {
     const SwigluWeightedBwdParams& p = params[i];
-    const SwigluWeightedFwdParams forward = {columns, p.clamp, p.gate, p.up, p.probs, p.output, p.space};
+    SwigluWeightedFwdParams forward = {};
+    forward.intermediate_size = columns, forward.clamp = p.clamp, forward.space = p.space;
+    forward.gate = p.gate, forward.up = p.up, forward.probs = p.probs, forward.output = p.output;
     CHECK(LaunchSwigluWeightedFwdCuda(forward, 0, stream));
   });
   for (SwigluWeightedBwdParams& p : params) {
@@ -251,7 +253,9 @@ void BenchNorm(int64_t rows, int64_t z_stride = kNormSize) {
   const double us = Time(sets, bytes, launch);
   const double forward_us = Time(sets, 0.6 * bytes, [&](int i, cudaStream_t stream) {
     const RmsNormSiluGateBwdParams& p = params[i];
-    const RmsNormSiluGateFwdParams forward = {p.eps, p.x, p.gate, p.weight, p.weight_stride, p.x_grad, p.space};
+    RmsNormSiluGateFwdParams forward = {};
+    forward.eps = p.eps, forward.space = p.space, forward.x = p.x, forward.gate = p.gate;
+    forward.weight = p.weight, forward.weight_stride = p.weight_stride, forward.output = p.x_grad;
     CHECK(LaunchRmsNormSiluGateFwdCuda(forward, 0, stream));
   });
   for (RmsNormSiluGateBwdParams& p : params) {

@@ -141,7 +141,9 @@ void CheckSwiglu(int64_t rows, int64_t columns, Layout in, Layout out, float cla
     space.inner_strides[4][0] = 1;
     p.probs = {probs.At(gpu), 1, row_stride, 4};
     if (wanted != kRowsAlone) p.probs_grad = {probs_grad.At(gpu), 1, row_stride, 4};
-    SwigluWeightedFwdParams f = {columns, clamp, p.gate, p.up, p.probs, {}, space};
+    SwigluWeightedFwdParams f = {};
+    f.intermediate_size = columns, f.clamp = clamp, f.space = space;
+    f.gate = p.gate, f.up = p.up, f.probs = p.probs;
     f.output = forward.View<Bf16>(gpu, f.space, 5);
     if (gpu) {
       Check(LaunchSwigluWeightedBwdCuda(p, 0, nullptr));
@@ -181,7 +183,9 @@ void CheckNorm(int64_t rows, Layout in, Layout out, Wanted wanted = kAll) {
       p.accumulate_weight_grad = accumulate;
       p.chunk_sums = chunk_sums.At(gpu);
     }
-    RmsNormSiluGateFwdParams f = {p.eps, p.x, p.gate, p.weight, p.weight_stride, {}, space};
+    RmsNormSiluGateFwdParams f = {};
+    f.eps = p.eps, f.space = space, f.x = p.x, f.gate = p.gate;
+    f.weight = p.weight, f.weight_stride = p.weight_stride;
     f.output = forward.View<Bf16>(gpu, f.space, 5);
     if (gpu) {
       Check(LaunchRmsNormSiluGateBwdCuda(p, 0, nullptr));

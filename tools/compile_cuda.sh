@@ -2,6 +2,7 @@
 # Compiles all that a GPU build compiles, without a GPU and without a GPU build of Paddle (tools/build_gpu_wheel.sh
 # builds against one):
 #   - each ops/*/*_cuda.cu for sm_80 and sm_90; prints each kernel's registers and fails where one spills any, or at a warning;
+#   - the programs in tools/*.cu, which need a GPU to run;
 #   - ops/module.cc and each ops/*/*_op.cc as for a GPU build, against the headers of Paddle 3.3.1 and 2.6.2, whose
 #     CPU packages hold the GPU headers too (a syntax check).
 # Skipped, with exit status 0, where there is no nvcc (CUDA_HOME, else PATH).
@@ -42,15 +43,21 @@ PY
     done
 done
 
+# compile SOURCE ARCH [FLAG...]
+compile() {
+    echo "-- $1 for sm_$2"
+    log=$scratch/$(basename "$1").sm_$2.log
+    # The unknown pragmas are the device's, as the host's half of a function sees them.
+    "$nvcc" "${nvcc_flags[@]}" -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas -Werror=all-warnings \
+        "${macros[@]}" -Iops "-gencode=arch=compute_$2,code=sm_$2" "${@:3}" \
+        -c "$1" -o "$scratch/object.o" >"$log" 2>&1 || { cat "$log"; exit 1; }
+}
+
+for source in tools/*.cu; do compile "$source" 90; done
 spilling=0
 for source in "${cuda_sources[@]}"; do
     for arch in 80 90; do
-        echo "-- $source for sm_$arch"
-        log=$scratch/$(basename "$source").sm_$arch.log
-        # The unknown pragmas are the device's, as the host's half of a function sees them.
-        "$nvcc" "${nvcc_flags[@]}" -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas -Werror=all-warnings \
-            "${macros[@]}" -Iops "-gencode=arch=compute_$arch,code=sm_$arch" -Xptxas -v \
-            -c "$source" -o "$scratch/object.o" >"$log" 2>&1 || { cat "$log"; exit 1; }
+        compile "$source" "$arch" -Xptxas -v
         # ptxas gives three lines to a kernel: its name, its stack and spills, its registers.
         awk '/Compiling entry function/ { split($0, part, "\x27"); kernel = part[2] }
              /bytes spill stores/ { spills = $5 + $9 }
