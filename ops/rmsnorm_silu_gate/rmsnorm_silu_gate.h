@@ -61,7 +61,7 @@ GATED_OPS_INLINE int64_t ChunkBegin(int64_t units, int chunks, int chunk) {
 
 struct RmsNormSiluGateFwdParams {
   float eps;
-  bool fresh_output;  // its memory is new and has never been written
+  bool fresh_outputs;  // its memory is new and has never been written
   // Inputs
   RowView<const Bf16> x;     // [rows, 128]
   RowView<const Bf16> gate;  // [rows, 128], z

@@ -272,7 +272,7 @@ constexpr void (*kChunk[kNumCpuIsaLevels])(const BwdParams&, bool, int64_t, int6
 void LaunchRmsNormSiluGateFwdCpu(const RmsNormSiluGateFwdParams& p) {
   const int64_t tasks = (p.space.rows + kForwardTaskRows - 1) / kForwardTaskRows;
   const int64_t bytes = p.space.rows * kNormSize * 6;
-  const bool stream = StreamOutputs(bytes, p.fresh_output);
+  const bool stream = StreamOutputs(bytes, p.fresh_outputs);
   const auto run = kForward[CpuIsa()];
   ParallelFor(tasks, bytes, [&](int64_t task) {
     const int64_t begin = task * kForwardTaskRows;

@@ -75,7 +75,7 @@ void Forward(const char* function, const FwdInputs& in, double eps, const phi::P
 
   RmsNormSiluGateFwdParams params = {};
   params.eps = float(eps);
-  params.fresh_output = fresh;
+  params.fresh_outputs = fresh;
   params.space = MergeLeadingDims(in.x.shape.rank - 1, in.x.shape.at, {in.x.strides.at, in.z.strides.at, output.strides.at},
                                   params.x, params.gate, params.output);
   SetView(in.x, &params.x);

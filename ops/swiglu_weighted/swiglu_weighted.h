@@ -9,7 +9,7 @@ namespace paddle_gated_ops {
 struct SwigluWeightedFwdParams {
   int64_t intermediate_size;  // I
   float clamp;                // gate to at most this, up to at most this in magnitude; +Inf for none
-  bool fresh_output;          // its memory is new and has never been written
+  bool fresh_outputs;         // its memory is new and has never been written
   // Inputs
   RowView<const Bf16> gate;    // [rows, I], o1's left half
   RowView<const Bf16> up;      // [rows, I], o1's right half

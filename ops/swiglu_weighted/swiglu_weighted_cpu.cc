@@ -126,14 +126,14 @@ GATED_OPS_TARGET_AVX512_BF16 void RowsAvx512Bf16(const Params& p, bool stream, i
 }
 
 template <typename Params>
-void Launch(const Params& p, int64_t bytes_per_element, bool fresh) {
+void Launch(const Params& p, int64_t bytes_per_element) {
   constexpr void (*kRows[kNumCpuIsaLevels])(const Params&, bool, int64_t, int64_t) = {
       RowsBaseline<Params>, RowsAvx2<Params>, RowsAvx512<Params>, RowsAvx512Bf16<Params>};
   const int64_t row_bytes = bytes_per_element * p.intermediate_size + 8;
   const int64_t rows_per_task = std::max<int64_t>(1, kTaskBytes / row_bytes);
   const int64_t tasks = (p.space.rows + rows_per_task - 1) / rows_per_task;
   const auto rows = kRows[CpuIsa()];
-  const bool stream = StreamOutputs(p.space.rows * row_bytes, fresh);
+  const bool stream = StreamOutputs(p.space.rows * row_bytes, p.fresh_outputs);
   ParallelFor(tasks, p.space.rows * row_bytes, [&](int64_t task) {
     const int64_t first = task * rows_per_task;
     rows(p, stream, first, std::min(first + rows_per_task, p.space.rows));
@@ -143,7 +143,7 @@ void Launch(const Params& p, int64_t bytes_per_element, bool fresh) {
 
 }  // namespace
 
-void LaunchSwigluWeightedFwdCpu(const SwigluWeightedFwdParams& p) { Launch(p, 6, p.fresh_output); }
-void LaunchSwigluWeightedBwdCpu(const SwigluWeightedBwdParams& p) { Launch(p, 12, p.fresh_outputs); }
+void LaunchSwigluWeightedFwdCpu(const SwigluWeightedFwdParams& p) { Launch(p, 6); }
+void LaunchSwigluWeightedBwdCpu(const SwigluWeightedBwdParams& p) { Launch(p, 12); }
 
 }  // namespace paddle_gated_ops

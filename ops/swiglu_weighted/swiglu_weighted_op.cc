@@ -104,7 +104,7 @@ Tensor Forward(const char* function, const Tensor& o1_tensor, const Tensor& prob
   SwigluWeightedFwdParams params = {};
   params.intermediate_size = shape.last();
   params.clamp = clamp;
-  params.fresh_output = true;
+  params.fresh_outputs = true;
   params.space = MergeLeadingDims(o1.shape.rank - 1, o1.shape.at, {o1.strides.at, probs.strides.at, o2_s.strides.at},
                                   params.gate, params.probs, params.output);
   SetHalves(o1, shape.last(), &params.gate, &params.up);
