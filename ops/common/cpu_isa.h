@@ -1,7 +1,7 @@
 // One loop, compiled for each x86 vector unit, chosen at run time. Stands alone: no Paddle.
 //
-// Write the loop as an always-inline function template of the level, wrap it with each GATED_OPS_TARGET_*, and pick with
-// CpuIsa(). Sums have an order of their own, and nothing is contracted but what MulAdd asks for: all levels that have FMA
+// Write the loop as an always-inline static function, Run<level>, of a struct; BestRun compiles it for each level and picks
+// one. Sums have an order of their own, and nothing is contracted but what MulAdd asks for: all levels that have FMA
 // give the same bits.
 #pragma once
 
@@ -77,6 +77,33 @@ inline CpuIsaLevel CpuIsa() {
     return best;
   }();
   return level;
+}
+
+// Kernel::Run of each level, where its vector unit is switched on.
+template <typename Kernel, typename... Arguments>
+void RunBaseline(Arguments... arguments) {
+  Kernel::template Run<kBaseline>(arguments...);
+}
+template <typename Kernel, typename... Arguments>
+GATED_OPS_TARGET_AVX2 void RunAvx2(Arguments... arguments) {
+  Kernel::template Run<kAvx2>(arguments...);
+}
+template <typename Kernel, typename... Arguments>
+GATED_OPS_TARGET_AVX512 void RunAvx512(Arguments... arguments) {
+  Kernel::template Run<kAvx512>(arguments...);
+}
+template <typename Kernel, typename... Arguments>
+GATED_OPS_TARGET_AVX512_BF16 void RunAvx512Bf16(Arguments... arguments) {
+  Kernel::template Run<kAvx512Bf16>(arguments...);
+}
+
+// That of CpuIsa().
+template <typename Kernel, typename... Arguments>
+auto BestRun() {
+  constexpr void (*kRuns[kNumCpuIsaLevels])(Arguments...) = {RunBaseline<Kernel, Arguments...>,
+                                                             RunAvx2<Kernel, Arguments...>, RunAvx512<Kernel, Arguments...>,
+                                                             RunAvx512Bf16<Kernel, Arguments...>};
+  return kRuns[CpuIsa()];
 }
 
 // Whether stores past the caches are worth their detour: a fifth on a Xeon at 1 GiB, where an EPYC lost 5 %.

@@ -35,37 +35,39 @@ GATED_OPS_INLINE void Sigmoids(const Bf16Pair* gate, PieceFloats& sigmoids) {
   }
 }
 
-template <CpuIsaLevel kIsa>
-GATED_OPS_INLINE void ForwardRows(const FwdParams& p, bool stream, int64_t begin, int64_t end) {
-  const Place ahead = {PrefetchColumns(stream) / kNormSize, 0};
-  PieceBuffer weight_buffer, x_buffer, gate_buffer, output_buffer;
-  const Bf16Pair* weight = InputRow{p.weight, p.weight_stride}.Piece(0, kNormSize, weight_buffer);
-  for (int64_t r = begin; r < end; ++r) {
-    const RowIndex index = MakeRowIndex<false>(p.space, r);
-    const InputRow x_row = MakeRow(p.space, p.x, index), gate_row = MakeRow(p.space, p.gate, index);
-    const OutputRow output_row = MakeRow(p.space, p.output, index, stream);
-    for (const InputRow* row : {&x_row, &gate_row}) row->Prefetch(ahead);
-    output_row.Prefetch(ahead);
-    const Bf16Pair* x = x_row.Piece(0, kNormSize, x_buffer);
-    const Bf16Pair* gate = gate_row.Piece(0, kNormSize, gate_buffer);
-    OutputPiece<kIsa> output(output_row, 0, kNormSize, output_buffer);
-    float squares[kPieceWords];
-    for (int i = 0; i < kPieceWords; ++i) {
-      const float first = FirstOf(x[i]), second = SecondOf(x[i]);
-      squares[i] = MulAdd<HasFma(kIsa)>(first, first, second * second);
+struct ForwardRows {
+  template <CpuIsaLevel kIsa>
+  static GATED_OPS_INLINE void Run(const FwdParams& p, bool stream, int64_t begin, int64_t end) {
+    const Place ahead = {PrefetchColumns(stream) / kNormSize, 0};
+    PieceBuffer weight_buffer, x_buffer, gate_buffer, output_buffer;
+    const Bf16Pair* weight = InputRow{p.weight, p.weight_stride}.Piece(0, kNormSize, weight_buffer);
+    for (int64_t r = begin; r < end; ++r) {
+      const RowIndex index = MakeRowIndex<false>(p.space, r);
+      const InputRow x_row = MakeRow(p.space, p.x, index), gate_row = MakeRow(p.space, p.gate, index);
+      const OutputRow output_row = MakeRow(p.space, p.output, index, stream);
+      for (const InputRow* row : {&x_row, &gate_row}) row->Prefetch(ahead);
+      output_row.Prefetch(ahead);
+      const Bf16Pair* x = x_row.Piece(0, kNormSize, x_buffer);
+      const Bf16Pair* gate = gate_row.Piece(0, kNormSize, gate_buffer);
+      OutputPiece<kIsa> output(output_row, 0, kNormSize, output_buffer);
+      float squares[kPieceWords];
+      for (int i = 0; i < kPieceWords; ++i) {
+        const float first = FirstOf(x[i]), second = SecondOf(x[i]);
+        squares[i] = MulAdd<HasFma(kIsa)>(first, first, second * second);
+      }
+      const float rstd = ReciprocalStd(squares, p.eps);
+      PieceFloats s;
+      Sigmoids<kIsa>(gate, s);
+      GATED_OPS_INDEPENDENT
+      for (int i = 0; i < kPieceWords; ++i) {
+        const uint32_t n = x[i], g = gate[i], w = weight[i];
+        output.Put(i, GatedNormForward(FirstOf(n) * rstd, FirstOf(g), FirstOf(w), s[0][i]),
+                   GatedNormForward(SecondOf(n) * rstd, SecondOf(g), SecondOf(w), s[1][i]));
+      }
+      output.Finish();
     }
-    const float rstd = ReciprocalStd(squares, p.eps);
-    PieceFloats s;
-    Sigmoids<kIsa>(gate, s);
-    GATED_OPS_INDEPENDENT
-    for (int i = 0; i < kPieceWords; ++i) {
-      const uint32_t n = x[i], g = gate[i], w = weight[i];
-      output.Put(i, GatedNormForward(FirstOf(n) * rstd, FirstOf(g), FirstOf(w), s[0][i]),
-                 GatedNormForward(SecondOf(n) * rstd, SecondOf(g), SecondOf(w), s[1][i]));
-    }
-    output.Finish();
   }
-}
+};
 
 // Where a row lies in each tensor.
 struct RowPointers {
@@ -227,45 +229,16 @@ GATED_OPS_INLINE void Chunk(const BwdParams& p, int64_t begin, int64_t end, doub
   }
 }
 
-template <CpuIsaLevel kIsa>
-GATED_OPS_INLINE void AnyChunk(const BwdParams& p, bool stream, int64_t begin, int64_t end, double* chunk_sums) {
-  if (chunk_sums == nullptr) {
-    stream ? Chunk<kIsa, false, true>(p, begin, end, nullptr) : Chunk<kIsa, false, false>(p, begin, end, nullptr);
-  } else {
-    stream ? Chunk<kIsa, true, true>(p, begin, end, chunk_sums) : Chunk<kIsa, true, false>(p, begin, end, chunk_sums);
+struct AnyChunk {
+  template <CpuIsaLevel kIsa>
+  static GATED_OPS_INLINE void Run(const BwdParams& p, bool stream, int64_t begin, int64_t end, double* chunk_sums) {
+    if (chunk_sums == nullptr) {
+      stream ? Chunk<kIsa, false, true>(p, begin, end, nullptr) : Chunk<kIsa, false, false>(p, begin, end, nullptr);
+    } else {
+      stream ? Chunk<kIsa, true, true>(p, begin, end, chunk_sums) : Chunk<kIsa, true, false>(p, begin, end, chunk_sums);
+    }
   }
-}
-
-void ForwardBaseline(const FwdParams& p, bool stream, int64_t begin, int64_t end) {
-  ForwardRows<kBaseline>(p, stream, begin, end);
-}
-GATED_OPS_TARGET_AVX2 void ForwardAvx2(const FwdParams& p, bool stream, int64_t begin, int64_t end) {
-  ForwardRows<kAvx2>(p, stream, begin, end);
-}
-GATED_OPS_TARGET_AVX512 void ForwardAvx512(const FwdParams& p, bool stream, int64_t begin, int64_t end) {
-  ForwardRows<kAvx512>(p, stream, begin, end);
-}
-GATED_OPS_TARGET_AVX512_BF16 void ForwardAvx512Bf16(const FwdParams& p, bool stream, int64_t begin, int64_t end) {
-  ForwardRows<kAvx512Bf16>(p, stream, begin, end);
-}
-constexpr void (*kForward[kNumCpuIsaLevels])(const FwdParams&, bool, int64_t, int64_t) = {ForwardBaseline, ForwardAvx2,
-                                                                                          ForwardAvx512, ForwardAvx512Bf16};
-
-void ChunkBaseline(const BwdParams& p, bool stream, int64_t begin, int64_t end, double* sums) {
-  AnyChunk<kBaseline>(p, stream, begin, end, sums);
-}
-GATED_OPS_TARGET_AVX2 void ChunkAvx2(const BwdParams& p, bool stream, int64_t begin, int64_t end, double* sums) {
-  AnyChunk<kAvx2>(p, stream, begin, end, sums);
-}
-GATED_OPS_TARGET_AVX512 void ChunkAvx512(const BwdParams& p, bool stream, int64_t begin, int64_t end, double* sums) {
-  AnyChunk<kAvx512>(p, stream, begin, end, sums);
-}
-GATED_OPS_TARGET_AVX512_BF16 void ChunkAvx512Bf16(const BwdParams& p, bool stream, int64_t begin, int64_t end,
-                                                  double* sums) {
-  AnyChunk<kAvx512Bf16>(p, stream, begin, end, sums);
-}
-constexpr void (*kChunk[kNumCpuIsaLevels])(const BwdParams&, bool, int64_t, int64_t, double*) = {
-    ChunkBaseline, ChunkAvx2, ChunkAvx512, ChunkAvx512Bf16};
+};
 
 }  // namespace
 
@@ -273,7 +246,7 @@ void LaunchRmsNormSiluGateFwdCpu(const RmsNormSiluGateFwdParams& p) {
   const int64_t tasks = (p.space.rows + kForwardTaskRows - 1) / kForwardTaskRows;
   const int64_t bytes = p.space.rows * kNormSize * 6;
   const bool stream = StreamOutputs(bytes, p.fresh_outputs);
-  const auto run = kForward[CpuIsa()];
+  const auto run = BestRun<ForwardRows, const FwdParams&, bool, int64_t, int64_t>();
   ParallelFor(tasks, bytes, [&](int64_t task) {
     const int64_t begin = task * kForwardTaskRows;
     run(p, stream, begin, std::min(begin + kForwardTaskRows, p.space.rows));
@@ -286,7 +259,7 @@ void LaunchRmsNormSiluGateBwdCpu(const RmsNormSiluGateBwdParams& p) {
   const int chunks = ChunkCount(p.space.rows);
   const int64_t bytes = p.space.rows * kNormSize * 10;
   const bool weight_grad = p.chunk_sums != nullptr, stream = StreamOutputs(bytes, p.fresh_outputs);
-  const auto run = kChunk[CpuIsa()];
+  const auto run = BestRun<AnyChunk, const BwdParams&, bool, int64_t, int64_t, double*>();
   ParallelFor(chunks, bytes, [&](int64_t chunk) {
     run(p, stream, ChunkBegin(units, chunks, int(chunk)), ChunkBegin(units, chunks, int(chunk) + 1),
         weight_grad ? p.chunk_sums + chunk * kNormSize : nullptr);

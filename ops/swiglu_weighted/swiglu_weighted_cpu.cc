@@ -98,41 +98,24 @@ GATED_OPS_INLINE void Row(const BwdParams& p, const Lookahead& lookahead, bool s
   if (p.probs_grad.data != nullptr) *RowPointer<false>(p.space, p.probs_grad, index) = DoubleToFloat(TreeSum(probs_sums));
 }
 
-template <CpuIsaLevel kIsa, typename Params>
-GATED_OPS_INLINE void AnyRows(const Params& p, bool stream, int64_t first, int64_t last) {
-  const Lookahead lookahead(p.intermediate_size, PrefetchColumns(stream));
-  if (std::isinf(p.clamp)) {  // a form of its own: the clamp costs 7 to 12 %
-    for (int64_t r = first; r < last; ++r) Row<kIsa, false>(p, lookahead, stream, r);
-  } else {
-    for (int64_t r = first; r < last; ++r) Row<kIsa, true>(p, lookahead, stream, r);
+struct AnyRows {
+  template <CpuIsaLevel kIsa, typename Params>
+  static GATED_OPS_INLINE void Run(const Params& p, bool stream, int64_t first, int64_t last) {
+    const Lookahead lookahead(p.intermediate_size, PrefetchColumns(stream));
+    if (std::isinf(p.clamp)) {  // a form of its own: the clamp costs 7 to 12 %
+      for (int64_t r = first; r < last; ++r) Row<kIsa, false>(p, lookahead, stream, r);
+    } else {
+      for (int64_t r = first; r < last; ++r) Row<kIsa, true>(p, lookahead, stream, r);
+    }
   }
-}
-
-template <typename Params>
-void RowsBaseline(const Params& p, bool stream, int64_t first, int64_t last) {
-  AnyRows<kBaseline>(p, stream, first, last);
-}
-template <typename Params>
-GATED_OPS_TARGET_AVX2 void RowsAvx2(const Params& p, bool stream, int64_t first, int64_t last) {
-  AnyRows<kAvx2>(p, stream, first, last);
-}
-template <typename Params>
-GATED_OPS_TARGET_AVX512 void RowsAvx512(const Params& p, bool stream, int64_t first, int64_t last) {
-  AnyRows<kAvx512>(p, stream, first, last);
-}
-template <typename Params>
-GATED_OPS_TARGET_AVX512_BF16 void RowsAvx512Bf16(const Params& p, bool stream, int64_t first, int64_t last) {
-  AnyRows<kAvx512Bf16>(p, stream, first, last);
-}
+};
 
 template <typename Params>
 void Launch(const Params& p, int64_t bytes_per_element) {
-  constexpr void (*kRows[kNumCpuIsaLevels])(const Params&, bool, int64_t, int64_t) = {
-      RowsBaseline<Params>, RowsAvx2<Params>, RowsAvx512<Params>, RowsAvx512Bf16<Params>};
   const int64_t row_bytes = bytes_per_element * p.intermediate_size + 8;
   const int64_t rows_per_task = std::max<int64_t>(1, kTaskBytes / row_bytes);
   const int64_t tasks = (p.space.rows + rows_per_task - 1) / rows_per_task;
-  const auto rows = kRows[CpuIsa()];
+  const auto rows = BestRun<AnyRows, const Params&, bool, int64_t, int64_t>();
   const bool stream = StreamOutputs(p.space.rows * row_bytes, p.fresh_outputs);
   ParallelFor(tasks, p.space.rows * row_bytes, [&](int64_t task) {
     const int64_t first = task * rows_per_task;
