@@ -112,20 +112,19 @@ def check_large_calls(times):
     norm = with_special_results(testing.rmsnorm_silu_gate_inputs(14000, seed=5), generator)
 
     def results(swiglu, norm):
-        found = run_swiglu(swiglu, "cpu") | run_rmsnorm(norm, "cpu", compute_grad_weight=False)
-        del found["grad_weight"]
+        found = run_swiglu(swiglu, "cpu") | run_rmsnorm(norm, "cpu")
+        grad_weight = {"grad_weight": found.pop("grad_weight")}
         inputs = tensors_of({**swiglu, **norm}, "cpu")
         o1, do2_s, probs = (inputs[name] for name in swiglu)
         found["forward"] = array_of(F.fused_swiglu_weighted(o1, probs))
-        y = F.cake_rmsnorm_silu_gate(*(inputs[name] for name in ("x", "z", "weight")))
-        found["normed"] = array_of(y)
-        F.cake_rmsnorm_silu_gate_train_forward(*(inputs[name] for name in ("x", "z", "weight")), out=y)
-        found["normed again"] = array_of(y)
+        found["normed"] = array_of(F.cake_rmsnorm_silu_gate(*(inputs[name] for name in ("x", "z", "weight"))))
+        out = tensor_of(np.full(norm["x"].shape, 0x7FC0, np.uint16), "cpu")  # NaN
+        F.cake_rmsnorm_silu_gate_train_forward(*(inputs[name] for name in ("x", "z", "weight")), out=out)
+        found["normed into out"] = array_of(out)
         F.fused_swiglu_weighted_bwd_out(o1, do2_s, probs, do1=o1, o2_s=do2_s)
-        F.cake_rmsnorm_silu_gate_train_backward(
-            *(inputs[name] for name in ("grad_out", "x", "z", "weight")),
-            grad_x=inputs["grad_out"], grad_z=inputs["z"], compute_grad_weight=False,
-        )
+        tensors = [inputs[name] for name in ("grad_out", "x", "z", "weight")]
+        gradients = F.cake_rmsnorm_silu_gate_train_backward(*tensors, grad_x=inputs["grad_out"], grad_z=inputs["z"])
+        assert_same_bits({"grad_weight": array_of(gradients[2])}, grad_weight)
         return found | {f"{name}'s memory": array_of(inputs[name]) for name in ("o1", "do2_s", "grad_out", "z")}
 
     assert_same_bits(results(tiled(swiglu, times), tiled(norm, times)), tiled(results(swiglu, norm), times))
